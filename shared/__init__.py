@@ -1,0 +1,21 @@
+"""What the notebooks import: plumbing only, never the concept that a notebook teaches."""
+
+from shared.data import load_cifar10, load_fashion_mnist
+from shared.device import get_device
+from shared.errors import expect_error
+from shared.seeding import make_generator, seed_everything, seed_worker
+from shared.timing import compare, measure, pretty_seconds, stopwatch
+
+__all__ = [
+    "compare",
+    "expect_error",
+    "get_device",
+    "load_cifar10",
+    "load_fashion_mnist",
+    "make_generator",
+    "measure",
+    "pretty_seconds",
+    "seed_everything",
+    "seed_worker",
+    "stopwatch",
+]

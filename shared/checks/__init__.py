@@ -1,0 +1,1 @@
+"""The exercises' checks, one file a topic: `from shared.checks import topic_15_01 as check`."""

@@ -1,0 +1,94 @@
+"""The device a notebook runs on, and one table that says what it is."""
+
+import os
+import platform
+
+import psutil
+import torch
+
+DEVICE_VARIABLE = "COURSE_DEVICE"
+_GIB = 2**30
+
+
+class DeviceError(ValueError):
+    """COURSE_DEVICE asks for a device that does not exist here."""
+
+
+def available_devices() -> list[str]:
+    """Names that COURSE_DEVICE may take on this machine, best first: 'cuda', 'cuda:0', ..., 'mps', 'cpu'."""
+    names = []
+    if torch.cuda.is_available():
+        names += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [*names, "cpu"]
+
+
+def pick_device(request: str | None = None) -> torch.device:
+    """Choose a device without printing anything.
+
+    Args:
+        request: 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best one: CUDA, then MPS, then CPU.
+
+    Raises:
+        DeviceError: the request is misspelt or names a device that this machine does not have.
+    """
+    available = available_devices()
+    if request is None or not request.strip():
+        return torch.device(available[0])
+    name = request.strip().lower()
+    if name not in available:
+        raise DeviceError(
+            f"{DEVICE_VARIABLE}={request!r} is not available here. Available: {', '.join(available)}. "
+            f"Set {DEVICE_VARIABLE} to one of these, or unset it to get the best one."
+        )
+    return torch.device(name)
+
+
+def get_device() -> torch.device:
+    """Choose the notebook's device, print what it is, and return it.
+
+    The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU).
+
+    Raises:
+        DeviceError: COURSE_DEVICE names a device that this machine does not have.
+    """
+    device = pick_device(os.environ.get(DEVICE_VARIABLE))
+    rows = {
+        "device": str(device),
+        "name": _device_name(device),
+        "memory": _memory(device),
+        "torch": torch.__version__,
+        "threads": f"{torch.get_num_threads()} of {os.cpu_count()} logical cores",
+    }
+    width = max(map(len, rows))
+    for key, value in rows.items():
+        print(f"{key:<{width}}  {value}")
+    if device.type != "cuda":
+        print(
+            "No CUDA device in use: everything runs here, and what only a GPU can show comes from "
+            "recordings labelled with the machine they were made on."
+        )
+    return device
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    # platform.processor() is empty on many Linux systems; /proc/cpuinfo is where the name is.
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.lower().startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory(device: torch.device) -> str:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return f"{free / _GIB:.1f} GiB free of {total / _GIB:.1f} GiB on the device"
+    memory = psutil.virtual_memory()
+    return f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"

@@ -1,0 +1,57 @@
+"""Errors that a notebook shows on purpose."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class NothingRaised(AssertionError):
+    """A failure demonstration did not fail, so the lesson around it is no longer true."""
+
+
+class Caught:
+    """What `expect_error` caught: `caught.error` after the block."""
+
+    error: BaseException | None = None
+
+
+@contextmanager
+def expect_error(*types: type[BaseException], match: str | None = None, lines: int = 3) -> Iterator[Caught]:
+    """Run a block that must fail, print what it said, and go on.
+
+    Args:
+        types: the exception types expected; RuntimeError if none is given.
+        match: regular expression that the message must contain (`re.search`).
+        lines: how many lines of the message are printed.
+
+    Raises:
+        NothingRaised: the block raised nothing, or its message does not match.
+        Exception: what the block raised, if it is of another type.
+
+    Example:
+        >>> with expect_error(ZeroDivisionError, match="division"):
+        ...     1 / 0
+        ZeroDivisionError: division by zero
+    """
+    types = types or (RuntimeError,)
+    expected = " or ".join(kind.__name__ for kind in types)
+    caught = Caught()
+    try:
+        yield caught
+    except types as error:
+        message = str(error)
+        if match is not None and not re.search(match, message):
+            raise NothingRaised(
+                f"expected {expected} with a message matching {match!r}, got {type(error).__name__}: {message}"
+            ) from error
+        # Without its traceback the error does not keep the block's tensors alive.
+        caught.error = error.with_traceback(None)
+        print(_shortened(f"{type(error).__name__}: {message}", lines))
+    else:
+        raise NothingRaised(f"expected {expected}, but nothing was raised")
+
+
+def _shortened(message: str, lines: int, width: int = 110) -> str:
+    wrapped = [piece for line in message.strip().splitlines() for piece in textwrap.wrap(line, width) or [""]]
+    return "\n".join(wrapped[:lines]) + (" ..." if len(wrapped) > lines else "")

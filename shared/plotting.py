@@ -1,0 +1,200 @@
+"""One look for every figure: style, palette, and the few kinds of figure that all notebooks share."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): told apart with every common colour vision.
+COLOURS = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "grey": "#7A7A7A",
+    "ink": "#222222",
+    "pale": "#E8E8E8",
+}
+CYCLE = [COLOURS[name] for name in ("blue", "orange", "green", "red", "purple", "sky", "grey")]
+
+
+def use_course_style() -> None:
+    """Set matplotlib's defaults for the course: sizes readable at half size, the palette, light grid."""
+    mpl.rcParams.update(
+        {
+            "figure.figsize": (9.0, 3.6),
+            "figure.dpi": 100,
+            "figure.constrained_layout.use": True,
+            "font.size": 12,
+            "axes.titlesize": 13,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.labelsize": 12,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.prop_cycle": mpl.cycler(color=CYCLE),
+            "grid.color": COLOURS["pale"],
+            "lines.linewidth": 2.2,
+            "legend.frameon": False,
+            "legend.fontsize": 11,
+            "image.cmap": "gray",
+            "image.interpolation": "nearest",
+        }
+    )
+
+
+def image_grid(
+    images: torch.Tensor,
+    titles: Sequence[str] | None = None,
+    *,
+    columns: int = 8,
+    title: str = "",
+    size: float = 1.15,
+) -> Figure:
+    """Show images in a grid.
+
+    Args:
+        images: (N, H, W), (N, 1, H, W) or (N, 3, H, W); uint8, or float of any range (scaled over all images).
+        titles: N short texts, or None.
+        columns: images in a row.
+        title: title of the figure.
+        size: width of one image in inches.
+
+    Raises:
+        ValueError: the shape is none of these, or there are not N titles.
+    """
+    if images.dim() == 3:
+        images = images.unsqueeze(1)
+    if images.dim() != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"images must be (N, H, W), (N, 1, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
+    if titles is not None and len(titles) != len(images):
+        raise ValueError(f"{len(images)} images, but {len(titles)} titles")
+    pixels = images.detach().to("cpu", torch.float32)
+    pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    height = size * (1.25 if titles is not None else 1.05)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(columns * size, rows * height + 0.35 * bool(title)), squeeze=False
+    )
+    for i, ax in enumerate(axes.flat):
+        ax.axis("off")
+        if i < len(images):
+            ax.imshow(pixels[i].permute(1, 2, 0).squeeze(-1).numpy(), vmin=0, vmax=1)
+            if titles is not None:
+                ax.set_title(titles[i], fontsize=10, fontweight="normal", loc="center")
+    if title:
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def curves(
+    ax: Axes,
+    series: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[float] | None = None,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "",
+) -> Axes:
+    """Draw one line a series, with a legend if there is more than one.
+
+    Args:
+        ax: where to draw.
+        series: label → values; all of one length if `x` is given.
+        x: positions of the values; 0, 1, 2, ... if None.
+        title, xlabel, ylabel: texts; units belong into the labels.
+    """
+    styles = ["-", "--", "-.", ":"]
+    for i, (label, values) in enumerate(series.items()):
+        positions = range(len(values)) if x is None else x
+        ax.plot(positions, values, styles[i % len(styles)], label=label)
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    if len(series) > 1:
+        ax.legend()
+    return ax
+
+
+def bars(
+    ax: Axes, values: Mapping[str, float], *, title: str = "", xlabel: str = "", form: str = "{:.3g}", log: bool = False
+) -> Axes:
+    """Draw horizontal bars, each with its value written beside it, the first on top.
+
+    Args:
+        ax: where to draw.
+        values: label → length.
+        title, xlabel: texts; the unit belongs into xlabel.
+        form: how a value is written.
+        log: logarithmic lengths (all values must be positive).
+    """
+    labels = list(values)
+    lengths = np.array([values[label] for label in labels], dtype=float)
+    drawn = ax.barh(labels, lengths, color=[CYCLE[i % len(CYCLE)] for i in range(len(labels))], log=log)
+    ax.bar_label(drawn, [form.format(length) for length in lengths], padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.18)
+    ax.grid(axis="y", visible=False)
+    ax.set(title=title, xlabel=xlabel)
+    return ax
+
+
+def diagram(width: float, height: float, title: str = "") -> tuple[Figure, Axes]:
+    """An empty sheet for boxes and arrows; one unit is about one inch, the origin is at the bottom left."""
+    figure, ax = plt.subplots(figsize=(width, height))
+    ax.set(xlim=(0, width), ylim=(0, height), title=title)
+    ax.axis("off")
+    return figure, ax
+
+
+def box(
+    ax: Axes, x: float, y: float, text: str, *, colour: str = "blue", width: float = 1.5, height: float = 0.5
+) -> None:
+    """A labelled box centred at (x, y) in data units; `colour` is a name in COLOURS."""
+    patch = mpl.patches.FancyBboxPatch(
+        (x - width / 2, y - height / 2),
+        width,
+        height,
+        boxstyle="round,pad=0,rounding_size=0.08",
+        facecolor=COLOURS[colour] + "22",
+        edgecolor=COLOURS[colour],
+        linewidth=1.6,
+    )
+    ax.add_patch(patch)
+    ax.text(x, y, text, ha="center", va="center", fontsize=11, color=COLOURS["ink"])
+
+
+def arrow(
+    ax: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    *,
+    text: str = "",
+    colour: str = "ink",
+    bend: float = 0.0,
+) -> None:
+    """An arrow between two points in data units, with an optional text at its middle."""
+    ax.annotate(
+        "",
+        xy=end,
+        xytext=start,
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": COLOURS[colour],
+            "linewidth": 1.5,
+            "connectionstyle": f"arc3,rad={bend}",
+            "shrinkA": 2,
+            "shrinkB": 2,
+        },
+    )
+    if text:
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        ax.text(*middle, text, fontsize=10, color=COLOURS[colour], ha="center", va="center", backgroundcolor="white")

@@ -1,0 +1,38 @@
+"""Seeds for every generator a notebook uses."""
+
+import random
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int = 0) -> None:
+    """Seed Python's, NumPy's and PyTorch's global generators, on every device.
+
+    Args:
+        seed: any integer from 0 to 2**32 - 1 (NumPy's limit).
+
+    Raises:
+        ValueError: the seed is outside that range.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # also seeds every CUDA device and MPS
+
+
+def make_generator(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own for a DataLoader or a sampler, so that it does not depend on what ran before."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def seed_worker(worker_id: int) -> None:
+    """`worker_init_fn` for a DataLoader: Python's and NumPy's generators follow PyTorch's in each worker.
+
+    PyTorch gives each worker its own seed, but only to `torch` and `random`; on a forked worker NumPy
+    starts as a copy of the parent's, the same in all workers.
+    """
+    seed = torch.initial_seed() % 2**32
+    random.seed(seed)
+    np.random.seed(seed)
