@@ -1,0 +1,166 @@
+"""`python -m course lint`: hold the notebooks, the templates and the module's page against syllabus.toml.
+
+Prints one line a finding, `file: cell-id: rule: message`, and ends with 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from course import module_page
+from course.rules import RELAXED_FOR_DRAFTS, Finding, lint_notebook
+from course.syllabus import ROOT, TEMPLATES, Syllabus, SyllabusError, Topic, load
+
+__all__ = ["Finding", "add_arguments", "lint_files", "lint_notebook", "lint_repository", "main"]
+
+RUFF_SECONDS = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="notebooks or templates (default: all of them)"
+    )
+    parser.add_argument("--ruff", action="store_true", help="also run ruff check and ruff format --check")
+    parser.add_argument(
+        "--write-readme", action="store_true", help="first refresh the generated tables of the module's README.md"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 0 when nothing is wrong, 1 otherwise."""
+    try:
+        syllabus = load()
+    except SyllabusError as error:
+        print(Finding("syllabus.toml", "-", "syllabus", str(error)))
+        return 1
+    if args.write_readme:
+        write_readme(syllabus)
+    findings = lint_files(args.files, syllabus) if args.files else lint_repository(ROOT, syllabus)
+    for finding in findings:
+        print(_relative(finding))
+    for topic in syllabus.topics.values():
+        if topic.is_draft and not args.files:
+            print(f"note: {topic.number} is a draft, so not held against {', '.join(sorted(RELAXED_FOR_DRAFTS))}")
+    number = len(findings)
+    print("lint: nothing to complain about" if not number else f"lint: {number} finding{'s' * (number > 1)}")
+    clean_code = run_ruff(ROOT) if args.ruff else True
+    return 0 if not findings and clean_code else 1
+
+
+def lint_repository(root: Path, syllabus: Syllabus) -> list[Finding]:
+    """Everything: all notebooks in the module's folder, both templates, the module's README.md."""
+    folder = syllabus.path.parent
+    notebooks = sorted(folder.glob("*.ipynb"))
+    return [
+        *lint_files([*notebooks, *(root / "templates" / name for name in TEMPLATES)], syllabus),
+        *lint_readme(syllabus),
+    ]
+
+
+def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
+    """Hold each file against the topic that its name says, a template against its own placeholders."""
+    findings = []
+    for path in files:
+        topic = template_topic(path) if path.name in TEMPLATES else _topic_of(path, syllabus)
+        if not path.is_file():
+            findings.append(Finding(str(path), "-", "file", "does not exist"))
+        elif topic is None:
+            message = "belongs to no topic of syllabus.toml; add one with python -m course new, or move the file away"
+            findings.append(Finding(str(path), "-", "file", message))
+        else:
+            findings += lint_notebook(path, topic, syllabus.module)
+    return findings
+
+
+def template_topic(path: Path) -> Topic:
+    """The topic that a template is held against: a draft whose texts are the placeholders that `new` fills in."""
+    return Topic(
+        number="{{number}}",
+        title="{{title}}",
+        file=path.name,
+        path=path,
+        key_content="",
+        dataset="{{dataset}}",
+        time="{{time}}",
+        minutes=0,
+        budget_seconds=0,
+        category="{{category}}",
+        template=path.name,
+        prerequisites=("{{prerequisites}}",),
+        owns="{{owns}}",
+        description="",
+        status="draft",
+        warnings=(),
+    )
+
+
+def _topic_of(path: Path, syllabus: Syllabus) -> Topic | None:
+    """By the number at the start of the file's name, so that a misnamed file is still held against its topic."""
+    by_file = {topic.file: topic for topic in syllabus.topics.values()}
+    return by_file.get(path.name) or syllabus.topics.get(path.name.split("_")[0].removesuffix(".ipynb"))
+
+
+def lint_readme(syllabus: Syllabus) -> list[Finding]:
+    """The generated parts of the module's page are what syllabus.toml gives now."""
+    page = syllabus.path.parent / "README.md"
+    try:
+        text = page.read_text(encoding="utf-8")
+        fresh = module_page.refresh(text, module_page.render(syllabus))
+    except FileNotFoundError:
+        return [Finding(str(page), "-", "module-page", "does not exist")]
+    except module_page.PageError as error:
+        return [Finding(str(page), "-", "module-page", str(error))]
+    if fresh != text:
+        message = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
+        return [Finding(str(page), "-", "module-page", message)]
+    return []
+
+
+def write_readme(syllabus: Syllabus) -> None:
+    """Refresh the generated parts of the module's page, if it has them (lint says so if not)."""
+    page = syllabus.path.parent / "README.md"
+    try:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(module_page.refresh(text, module_page.render(syllabus)), encoding="utf-8", newline="\n")
+    except (FileNotFoundError, module_page.PageError):
+        return
+
+
+def run_ruff(root: Path) -> bool:
+    """Run `ruff check` and `ruff format --check` on the repository, print what they say; True if both are content."""
+    content = True
+    for command in (["check"], ["format", "--check"]):
+        shown = " ".join(["ruff", *command])
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "ruff", *command, "."],
+                cwd=root,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=RUFF_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{shown}: no answer within {RUFF_SECONDS} s")
+            content = False
+            continue
+        if "No module named ruff" in done.stderr:
+            print(f"{shown}: ruff is not installed; python -m pip install -r requirements-dev.txt")
+            return False
+        text = (done.stdout + done.stderr).strip()
+        print(f"{shown}: {'passed' if done.returncode == 0 else 'failed'}" + (f"\n{text}" if done.returncode else ""))
+        content = content and done.returncode == 0
+    return content
+
+
+def _relative(finding: Finding) -> Finding:
+    """With the path as seen from the repository's root, where the commands are run."""
+    path = Path(finding.file)
+    if path.is_relative_to(ROOT):
+        path = path.relative_to(ROOT)
+    return Finding(path.as_posix(), finding.cell, finding.rule, finding.message)
