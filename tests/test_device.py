@@ -1,0 +1,56 @@
+"""The device cell: the best device by default, COURSE_DEVICE on request, a clear error for an impossible one."""
+
+import pytest
+import torch
+
+from shared import get_device
+from shared.device import DeviceError, available_devices, pick_device
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend to be a machine with so many CUDA devices, with or without MPS."""
+
+    def pretend(cuda: int, mps: bool = False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    return pretend
+
+
+def test_cuda_then_mps_then_cpu(machine):
+    machine(cuda=2, mps=True)
+    assert pick_device() == torch.device("cuda")
+    assert available_devices() == ["cuda", "cuda:0", "cuda:1", "mps", "cpu"]
+    machine(cuda=0, mps=True)
+    assert pick_device() == torch.device("mps")
+    machine(cuda=0)
+    assert pick_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("request_", "device"), [("cpu", "cpu"), (" CUDA:1 ", "cuda:1"), ("mps", "mps"), ("", "cuda")])
+def test_a_request_is_honoured(machine, request_, device):
+    machine(cuda=2, mps=True)
+    assert pick_device(request_) == torch.device(device)
+
+
+@pytest.mark.parametrize("request_", ["gpu", "cuda:7", "mps", "cdua", "cuda:x"])
+def test_an_impossible_request_names_what_there_is(machine, request_, monkeypatch):
+    machine(cuda=1)
+    monkeypatch.setenv("COURSE_DEVICE", request_)
+    with pytest.raises(DeviceError, match="Available: cuda, cuda:0, cpu") as error:
+        get_device()
+    assert repr(request_) in str(error.value)
+
+
+def test_the_table_says_what_runs_here(machine, monkeypatch, capsys):
+    machine(cuda=0)
+    monkeypatch.delenv("COURSE_DEVICE", raising=False)
+    assert get_device() == torch.device("cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["device", "name", "memory", "torch", "threads"]
+    assert lines[0].split() == ["device", "cpu"]
+    assert torch.__version__ in lines[3]
+    assert len(lines) == 6
+    assert "recordings" in lines[5]

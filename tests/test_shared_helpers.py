@@ -1,0 +1,226 @@
+"""Seeding, timing, expected errors and figures: what notebooks rely on."""
+
+import contextlib
+import gc
+import random
+import time
+import weakref
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from shared import (
+    compare,
+    expect_error,
+    make_generator,
+    measure,
+    pretty_seconds,
+    seed_everything,
+    seed_worker,
+    stopwatch,
+)
+from shared.errors import NothingRaised
+from shared.plotting import COLOURS, arrow, bars, box, curves, diagram, image_grid, use_course_style
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    with mpl.rc_context(), torch.random.fork_rng(devices=[]):
+        state, np_state = random.getstate(), np.random.get_state()
+        yield
+        random.setstate(state)
+        np.random.set_state(np_state)
+        plt.close("all")
+
+
+# ---------------------------------------------------------------- seeding
+
+
+def draw():
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_one_seed_for_all_generators():
+    seed_everything(7)
+    first = draw()
+    seed_everything(7)
+    assert draw() == first
+    seed_everything(8)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_range_is_an_error(seed):
+    with pytest.raises(ValueError, match=str(seed)):
+        seed_everything(seed)
+
+
+class NumpyNoise(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return np.random.randint(10**9), random.randrange(10**9)
+
+
+def test_workers_draw_different_numbers_and_the_same_in_each_run():
+    def epoch():
+        loader = DataLoader(
+            NumpyNoise(), batch_size=1, num_workers=2, worker_init_fn=seed_worker, generator=make_generator(3)
+        )
+        return [tuple(int(v) for v in batch) for batch in loader]
+
+    first = epoch()
+    assert len(set(first)) == 8  # with NumPy's state copied into each worker they come in equal pairs
+    assert epoch() == first
+
+
+# ---------------------------------------------------------------- timing
+
+
+def test_times_are_ordered_and_counted():
+    timings = compare({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, seconds=0.1, blocks=3)
+    assert list(timings) == ["short", "long"]
+    assert 0.002 <= timings["short"].median < timings["long"].median
+    assert timings["long"].low <= timings["long"].median <= timings["long"].high
+    assert timings["short"].calls >= 3
+
+
+def test_measure_uses_all_threads():
+    before = torch.get_num_threads()
+    seen = set()
+    assert measure(lambda: seen.add(torch.get_num_threads()), "threads", seconds=0.01, blocks=1).label == "threads"
+    assert seen == {before}
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("bad", [{"seconds": 0}, {"blocks": 0}])
+def test_bad_arguments(bad):
+    with pytest.raises(ValueError, match="must be positive"):
+        measure(lambda: None, **bad)
+
+
+def test_stopwatch_counts_even_if_the_block_raises():
+    watches = []
+    with contextlib.suppress(KeyError), stopwatch() as watch:
+        watches.append(watch)
+        time.sleep(0.01)
+        raise KeyError
+    assert watches[0].seconds >= 0.01
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2, "2 s"), (0.0123, "12.3 ms"), (4.56e-5, "45.6 µs"), (0, "0 µs")])
+def test_pretty_seconds(seconds, text):
+    assert pretty_seconds(seconds) == text
+
+
+# ---------------------------------------------------------------- expected errors
+
+
+def test_the_error_is_printed_short_and_kept(capsys):
+    with expect_error(ValueError, match="no good", lines=2) as caught:
+        raise ValueError("this is no good\nsecond\nthird")
+    assert capsys.readouterr().out == "ValueError: this is no good\nsecond ...\n"
+    assert str(caught.error).startswith("this is no good")
+
+
+def test_nothing_raised_is_a_failure():
+    with pytest.raises(NothingRaised, match="expected RuntimeError, but nothing was raised"), expect_error():
+        pass
+
+
+def test_another_message_is_a_failure():
+    with (
+        pytest.raises(NothingRaised, match=r"matching 'in-place', got RuntimeError: other"),
+        expect_error(match="in-place"),
+    ):
+        raise RuntimeError("other")
+
+
+def test_another_type_passes_through():
+    with pytest.raises(KeyError), expect_error(RuntimeError):
+        raise KeyError
+
+
+def test_a_caught_error_keeps_no_tensors_alive():
+    def fail():
+        tensor = torch.zeros(3)
+        alive.append(weakref.ref(tensor))
+        raise RuntimeError("with a local")
+
+    alive = []
+    with expect_error(match="local") as caught:
+        fail()
+    gc.collect()
+    assert caught.error is not None
+    assert alive[0]() is None
+
+
+# ---------------------------------------------------------------- figures
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2 contrast ratio of two colours."""
+
+    def luminance(colour):
+        rgb = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in mpl.colors.to_rgb(colour)]
+        return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_colours_can_be_read_on_white():
+    assert contrast(COLOURS["ink"], "white") > 7
+    for name in ("blue", "red", "grey"):
+        assert contrast(COLOURS[name], "white") > 3.5
+
+
+def test_image_grid_shows_every_image_in_order():
+    images = torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1).expand(10, 1, 4, 4)
+    figure = image_grid(images, [str(i) for i in range(10)], columns=4, title="ten")
+    shown = [ax for ax in figure.axes if ax.images]
+    assert len(shown) == 10
+    assert [ax.get_title() for ax in shown] == [str(i) for i in range(10)]
+    brightness = [float(ax.images[0].get_array().mean()) for ax in shown]
+    assert brightness == sorted(brightness)
+    assert (brightness[0], brightness[-1]) == (0, 1)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 1, 8, 8), (3, 3, 8, 8)])
+def test_image_grid_takes_grey_and_colour(shape):
+    assert len([ax for ax in image_grid(torch.rand(shape)).axes if ax.images]) == 3
+
+
+@pytest.mark.parametrize(("shape", "titles"), [((8, 8), None), ((2, 4, 8, 8), None), ((2, 8, 8), ["only one"])])
+def test_image_grid_refuses_other_shapes(shape, titles):
+    with pytest.raises(ValueError, match=r"images"):
+        image_grid(torch.rand(shape), titles)
+
+
+def test_curves_and_bars_label_what_they_draw():
+    use_course_style()
+    _, (left, right) = plt.subplots(1, 2)
+    curves(left, {"a": [1, 2, 3], "b": [3, 2, 1]}, x=[10, 20, 30], title="T", xlabel="step", ylabel="loss")
+    assert [t.get_text() for t in left.get_legend().get_texts()] == ["a", "b"]
+    assert left.lines[0].get_xdata().tolist() == [10, 20, 30]
+    assert (left.get_title(loc="left"), left.get_xlabel(), left.get_ylabel()) == ("T", "step", "loss")
+    bars(right, {"one": 1.0, "two": 2.5}, form="{:.1f}")
+    assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
+    assert right.patches[0].get_width() == 1.0
+
+
+def test_a_diagram_can_be_drawn():
+    figure, ax = diagram(4, 2, "boxes")
+    box(ax, 1, 1, "a")
+    box(ax, 3, 1, "b", colour="orange")
+    arrow(ax, (1.75, 1), (2.25, 1), text="to")
+    figure.canvas.draw()
+    assert {"a", "b", "to"} <= {t.get_text() for t in ax.texts}
