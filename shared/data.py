@@ -1,0 +1,304 @@
+"""FashionMNIST and CIFAR-10 as tensors: the full sets, or the samples that come with the course.
+
+    train = load_fashion_mnist("train")
+    image, label = train[0]           # float32 (1, 28, 28), normalised; int
+    x, y = train.tensors(device)      # the whole split at once
+
+COURSE_DATA decides which: `sample` (no network, nothing written), `full` (downloaded if need be, an error if that is
+impossible) or `auto` (the default: the full set if it is on disk; else, where a person is waiting, a short attempt to
+download it; else the sample).
+"""
+
+import operator
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from shared.data_formats import SPLITS, DamagedFile, DataError, Split, read_sample, read_split
+from shared.data_specs import CIFAR10, FASHION_MNIST, DataSpec
+from shared.data_store import PATIENT_ROUNDS, data_root, fetch, recent_failure
+from shared.downloads import QUICK, terminal
+
+MODES = ("sample", "full", "auto")
+
+
+class ImageData(Dataset):
+    """One split of an image data set, held in memory.
+
+    Attributes:
+        name: of the data set.
+        split: "train" or "test".
+        source: "full" or "sample".
+        images: uint8 (N, C, H, W).
+        labels: int64 (N,).
+        classes: their names, in the order of the labels.
+        mean, std: of the full train split for each channel, of values in [0, 1]. The same for every split and sample.
+        transform: called with a uint8 (C, H, W) image instead of normalising it; None to normalise.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        split: str,
+        source: str,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        classes: tuple[str, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        transform: Callable[[torch.Tensor], Any] | None = None,
+    ) -> None:
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be a function of a uint8 (C, H, W) image, not {transform!r}")
+        self.name = name
+        self.split = split
+        self.source = source
+        self.images = images
+        self.labels = labels
+        self.classes = classes
+        self.mean = mean
+        self.std = std
+        self.transform = transform
+        # made once: making them for every item would take as long as normalising it
+        self._mean = torch.tensor(mean)[:, None, None]
+        self._std = torch.tensor(std)[:, None, None]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        """Image and label number `index`: normalised float32 (C, H, W), or what `transform` makes of it; int."""
+        index = operator.index(index)
+        image = self.images[index]
+        image = self.normalise(image) if self.transform is None else self.transform(image)
+        return image, int(self.labels[index])
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 images (..., C, H, W) as float32 with mean 0 and deviation 1 per channel over the full train split."""
+        mean, std = self._mean.to(images.device), self._std.to(images.device)
+        return images.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+    def tensors(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        normalise: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole split: images `dtype` (N, C, H, W) and labels int64 (N,), on `device` (default: CPU).
+
+        Args:
+            normalise: as `normalise` does; False leaves values in [0, 1].
+            dtype: a floating point type. `transform` is not applied.
+        """
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating point type, not {dtype}; `images` holds the uint8 values")
+        images = self.images.to(device)  # a byte a value travels to the device, not four
+        images = self.normalise(images) if normalise else images.to(torch.float32).div_(255)
+        return images.to(dtype), self.labels.to(device, copy=True)
+
+    def subset(self, count: int) -> "ImageData":
+        """The first images of each class, as many of each, `count` in all, in the order of this set.
+
+        Raises:
+            ValueError: `count` is not a multiple of the number of classes, or there are not as many images.
+        """
+        each, rest = divmod(count, len(self.classes))
+        available = int(torch.bincount(self.labels, minlength=len(self.classes)).min())
+        if rest or not 1 <= each <= available:
+            raise ValueError(
+                f"count must be a multiple of {len(self.classes)} from {len(self.classes)} to "
+                f"{available * len(self.classes):,}, not {count}"
+            )
+        per_class = [torch.nonzero(self.labels == c).flatten()[:each] for c in range(len(self.classes))]
+        rows = torch.cat(per_class).sort().values
+        return ImageData(
+            name=self.name,
+            split=self.split,
+            source=self.source,
+            images=self.images[rows],
+            labels=self.labels[rows],
+            classes=self.classes,
+            mean=self.mean,
+            std=self.std,
+            transform=self.transform,
+        )
+
+    def __repr__(self) -> str:
+        shape = "×".join(str(n) for n in self.images.shape[1:])
+        return f"ImageData({self.name} {self.split}, {self.source}: {len(self):,} images {shape})"
+
+
+def load_fashion_mnist(
+    split: str = "train",
+    *,
+    root: str | os.PathLike | None = None,
+    transform: Callable[[torch.Tensor], Any] | None = None,
+) -> ImageData:
+    """FashionMNIST: 28×28 grey images of ten kinds of clothes; 60,000 train and 10,000 test (sample: 10,000, 2,000).
+
+    Args:
+        split: "train" or "test".
+        root: folder of the full sets; default COURSE_DATA_DIR, else datasets/full.
+        transform: called with a uint8 (1, 28, 28) image instead of normalising it.
+
+    Raises:
+        ValueError: unknown split, COURSE_DATA misspelt, or COURSE_DATA_MIRROR not supported.
+        DataError: the bundled sample is damaged, or (COURSE_DATA=full) the full set cannot be had.
+    """
+    return load(FASHION_MNIST, split, root=root, transform=transform)
+
+
+def load_cifar10(
+    split: str = "train",
+    *,
+    root: str | os.PathLike | None = None,
+    transform: Callable[[torch.Tensor], Any] | None = None,
+) -> ImageData:
+    """CIFAR-10: 32×32 colour images of ten classes; 50,000 train and 10,000 test (sample: 6,000 and 1,000).
+
+    Arguments and errors as for `load_fashion_mnist`; images are (3, 32, 32).
+    """
+    return load(CIFAR10, split, root=root, transform=transform)
+
+
+def load(
+    spec: DataSpec,
+    split: str,
+    *,
+    root: str | os.PathLike | None = None,
+    transform: Callable[[torch.Tensor], Any] | None = None,
+) -> ImageData:
+    """Load one split of the data set that `spec` describes; see `load_fashion_mnist`."""
+    if split not in SPLITS:
+        raise ValueError(f'split must be "train" or "test", not {split!r}')
+    mode = data_mode()
+    arrays, source = None, "full"
+    if mode == "full":
+        arrays = _full(spec, split, root)
+    elif mode == "auto":
+        arrays, reason = _full_if_quick(spec, split, root)
+    else:
+        reason = "COURSE_DATA=sample"
+    if arrays is None:
+        arrays, source = _sample(spec, split), "sample"
+        _announce_sample(spec, reason)
+    images = arrays.images[:, None] if arrays.images.ndim == 3 else arrays.images.transpose(0, 3, 1, 2)
+    return ImageData(
+        name=spec.name,
+        split=split,
+        source=source,
+        images=torch.from_numpy(np.array(images, order="C")),
+        labels=torch.from_numpy(arrays.labels.astype(np.int64)),
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        transform=transform,
+    )
+
+
+def data_mode() -> str:
+    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
+    given = os.environ.get("COURSE_DATA", "")
+    mode = given.strip().lower() or "auto"
+    if mode not in MODES:
+        raise ValueError(f"COURSE_DATA={given!r} is not known: use sample, full or auto")
+    return mode
+
+
+def interactive() -> bool:
+    """Whether a person waits for the result: in IPython or Jupyter, and not in continuous integration."""
+    if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
+        return False
+    return _shell() is not None
+
+
+def _shell() -> Any:
+    """The running IPython shell, or None. IPython is not imported for it."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _full(spec: DataSpec, split: str, root: str | os.PathLike | None) -> Split:
+    """The full set, whatever it takes. Raises DataError."""
+    folder = data_root(root)
+    try:
+        return read_split(spec, folder, split)
+    except (FileNotFoundError, DamagedFile) as error:
+        if isinstance(error, DamagedFile):
+            _say(f"{error}; fetching the set again")
+    _fetch(spec, folder, quick=False)
+    return read_split(spec, folder, split)
+
+
+def _full_if_quick(spec: DataSpec, split: str, root: str | os.PathLike | None) -> tuple[Split | None, str]:
+    """The full set if it is there or comes quickly; else None and the reason in a few words."""
+    folder = data_root(root)
+    try:
+        return read_split(spec, folder, split), ""
+    except FileNotFoundError:
+        reason = "the full set is not on disk"
+    except DamagedFile as error:
+        reason = str(error)
+    if not interactive():
+        return None, reason
+    if failure := recent_failure(spec, folder):
+        return None, f"fetching the full set failed: {failure}"
+    try:
+        _fetch(spec, folder, quick=True)
+        return read_split(spec, folder, split), ""
+    except (DataError, OSError) as error:
+        return None, f"fetching the full set failed: {getattr(error, 'summary', error)}"
+
+
+def _fetch(spec: DataSpec, folder: os.PathLike, *, quick: bool) -> None:
+    result = fetch(
+        spec,
+        folder,
+        rounds=(QUICK,) if quick else PATIENT_ROUNDS,
+        show_progress=interactive() or terminal(),
+        heed_failure=quick,
+        say=_say,
+    )
+    if result.mirror is not None:
+        _say(f"{spec.name}: full set fetched into {folder} and verified (from {result.mirror})")
+    for path in result.set_aside:
+        _say(f"{spec.name}: a damaged file was kept as {path}")
+
+
+def _sample(spec: DataSpec, split: str) -> Split:
+    try:
+        return read_sample(spec, split)
+    except DamagedFile as error:
+        raise DataError(
+            f"{error}. It belongs to the course; restore it with: "
+            f"git -C {error.path.parent} checkout -- {error.path.name}"
+        ) from error
+
+
+_announced: set[tuple[str, object]] = set()
+
+
+def _announce_sample(spec: DataSpec, reason: str) -> None:
+    """One line a data set and cell, so that train and test loaded together don't say it twice."""
+    shell = _shell()
+    key = (spec.key, getattr(shell, "execution_count", None))
+    if key in _announced:
+        return
+    _announced.add(key)
+    train, test = (spec.sample[split].count for split in SPLITS)
+    reason = " ".join(reason.split())
+    _say(
+        f"{spec.name}: bundled sample, {train:,} train and {test:,} test images ({reason}). "
+        f"Full set: `make data` or `python -m course data --fetch {spec.key}`"
+    )

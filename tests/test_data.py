@@ -1,0 +1,448 @@
+"""Loading the data sets as the notebooks do: which source is used, what is said, what comes back."""
+
+import os
+import pickle
+import socket
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_data import (
+    HASTE,
+    batch_files,
+    closed_port_url,
+    flip_bit,
+    gz_files,
+    idx_files,
+    serving,
+    tiny_cifar,
+    tiny_fashion,
+    truncate,
+    write_files,
+)
+
+from shared import data
+from shared.data import ImageData, interactive, load, load_cifar10, load_fashion_mnist
+from shared.data_formats import CIFAR_FOLDER, SPLITS, DataError, read_sample, read_split, sample_paths
+from shared.data_specs import CIFAR10, FASHION_MNIST, IDX_GZ, SPECS
+from shared.data_store import data_root
+from shared.downloads import HttpMirror
+
+BOTH = pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
+FULL_SETS = data_root(), Path("/usr/share/datasets/fashion-mnist")  # before the environment is cleared for the tests
+LOADERS = {"fashion_mnist": load_fashion_mnist, "cifar10": load_cifar10}
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    for name in ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(data, "QUICK", HASTE)
+    monkeypatch.setattr(data, "PATIENT_ROUNDS", (HASTE,))
+    monkeypatch.setattr(data, "_announced", set())
+    monkeypatch.setattr(data, "_shell", lambda: None)
+
+
+@pytest.fixture
+def person(monkeypatch):
+    """As in a notebook: IPython runs. Returns the shell; its execution_count goes up with each cell."""
+
+    class Shell:
+        execution_count = 1
+
+    shell = Shell()
+    monkeypatch.setattr(data, "_shell", lambda: shell)
+    return shell
+
+
+def http(url):
+    return (HttpMirror(url, IDX_GZ, 1_000_000),)
+
+
+def one_line(capsys):
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1, out
+    assert out.endswith("\n")
+    return out
+
+
+# the bundled samples ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_the_bundled_sample_is_whole_and_balanced(spec, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    for split in SPLITS:
+        found = LOADERS[spec.key](split)
+        count = spec.sample[split].count
+        channels = 1 if len(spec.image_shape) == 2 else 3
+        assert found.images.shape == (count, channels, *spec.image_shape[:2])
+        assert found.images.dtype == torch.uint8
+        assert found.labels.dtype == torch.int64
+        assert torch.bincount(found.labels).tolist() == [count // 10] * 10
+        assert (found.name, found.split, found.source) == (spec.name, split, "sample")
+        # in mixed order, so that the first batch has every class
+        assert found.labels[:100].unique().numel() == 10
+    line = one_line(capsys)
+    train, test = (f"{spec.sample[split].count:,} {split}" for split in SPLITS)
+    assert line.startswith(f"{spec.name}: bundled sample, {train} and {test} images (COURSE_DATA=sample)")
+    assert "make data" in line
+
+
+def test_the_samples_are_small_enough_for_a_repository():
+    size = sum(p.stat().st_size for spec in SPECS.values() for s in SPLITS for p in sample_paths(spec, s))
+    assert size < 17_000_000
+
+
+@BOTH
+def test_the_readme_states_every_checksum(spec):
+    text = (spec.sample_folder.parent / "README.md").read_text(encoding="utf-8")
+    for part in (*spec.full.values(), *spec.sample.values()):
+        assert part.images in text
+        assert part.labels in text
+    assert all(str(value) in text for value in (*spec.mean, *spec.std))
+
+
+def full_sets_folder(spec):
+    """A folder with the full set, if this machine has one."""
+    for folder in FULL_SETS:
+        try:
+            read_split(spec, folder, "train")
+            return folder
+        except FileNotFoundError:
+            continue
+    pytest.skip(f"the full {spec.name} is not on this machine; `make data` fetches it")
+
+
+@BOTH
+def test_the_sample_is_the_first_images_of_each_class_of_the_full_set(spec):
+    folder = full_sets_folder(spec)
+    for split in SPLITS:
+        full, sample = read_split(spec, folder, split), read_sample(spec, split)
+        seen = np.zeros(10, int)
+        rows = []
+        for row, label in enumerate(full.labels):
+            if seen[label] < len(sample.labels) // 10:
+                rows.append(row)
+            seen[label] += 1
+        assert np.array_equal(full.images[rows], sample.images)
+        assert np.array_equal(full.labels[rows], sample.labels)
+
+
+@BOTH
+def test_the_normalisation_constants_are_those_of_the_full_train_split(spec):
+    images = read_split(spec, full_sets_folder(spec), "train").images
+    values = np.arange(256) / 255
+    for channel, mean, std in zip(images.reshape(-1, len(spec.mean)).T, spec.mean, spec.std, strict=True):
+        share = np.bincount(channel, minlength=256) / len(channel)
+        assert mean == pytest.approx(share @ values, abs=1e-12)
+        assert std == pytest.approx(np.sqrt(share @ (values - mean) ** 2), abs=1e-12)
+
+
+def test_the_classes_are_torchvisions():
+    import torchvision
+
+    assert list(FASHION_MNIST.classes) == torchvision.datasets.FashionMNIST.classes
+    # torchvision reads CIFAR-10's from the archive, so they are checked where that is read (test_data_formats.py)
+    assert len(CIFAR10.classes) == 10
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_bit])
+def test_a_damaged_sample_is_refused_with_the_remedy(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    spec, _ = tiny_cifar(tmp_path)
+    damage(sample_paths(spec, "train")[0])
+    with pytest.raises(
+        DataError, match=r"cifar10_train_images\.webp is damaged: .* git -C .*sample checkout -- cifar10"
+    ):
+        load(spec, "train")
+
+
+# what comes back ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Train split of a tiny CIFAR-10, and the arrays it was made from."""
+    monkeypatch.setenv("COURSE_DATA", "full")
+    spec, splits = tiny_cifar(tmp_path)
+    write_files(tmp_path / "root" / CIFAR_FOLDER, batch_files(splits))
+    return load(spec, "train", root=tmp_path / "root"), splits["train"]
+
+
+def test_items_are_normalised_images_and_labels(tiny):
+    dataset, arrays = tiny
+    image, label = dataset[3]
+    expected = (arrays.images[3].transpose(2, 0, 1) / 255 - np.reshape(CIFAR10.mean, (3, 1, 1))) / np.reshape(
+        CIFAR10.std, (3, 1, 1)
+    )
+    assert image.dtype == torch.float32
+    assert image.numpy() == pytest.approx(expected, abs=1e-5)
+    assert type(label) is int
+    assert label == arrays.labels[3]
+    assert dataset[-1][1] == arrays.labels[-1]
+    assert dataset[torch.tensor(3)][1] == label
+    assert len(dataset) == 40
+    assert len(list(dataset)) == 40  # iterating ends
+    with pytest.raises(IndexError):
+        dataset[40]
+    with pytest.raises(TypeError):
+        dataset[1:3]
+
+
+def test_tensors_equal_the_items(tiny):
+    dataset, arrays = tiny
+    x, y = dataset.tensors()
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(x, torch.stack([image for image, _ in dataset]))
+    assert y.tolist() == [label for _, label in dataset]
+    plain, _ = dataset.tensors(normalise=False, dtype=torch.float64)
+    assert plain.dtype == torch.float64
+    assert plain.permute(0, 2, 3, 1).numpy() == pytest.approx(arrays.images / 255, abs=1e-7)
+    half, _ = dataset.tensors("cpu", dtype=torch.bfloat16)
+    assert torch.equal(half, x.to(torch.bfloat16))
+    with pytest.raises(ValueError, match="floating point"):
+        dataset.tensors(dtype=torch.uint8)
+    x.zero_()
+    y.zero_()
+    assert torch.equal(dataset.tensors()[1], dataset.labels)  # the data set itself is untouched
+    assert dataset.labels.sum() > 0
+    assert dataset.images.sum() > 0
+
+
+def test_a_transform_is_given_the_bytes(tiny, tmp_path):
+    dataset, arrays = tiny
+    spec, _ = tiny_cifar(tmp_path)
+    flipped = load(spec, "train", root=tmp_path / "root", transform=lambda image: image.flip(-1))
+    image, label = flipped[5]
+    assert image.dtype == torch.uint8
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), arrays.images[5][:, ::-1])
+    assert label == arrays.labels[5]
+    assert torch.equal(flipped.tensors()[0], dataset.tensors()[0])
+    with pytest.raises(TypeError, match="transform must be a function"):
+        load(spec, "train", root=tmp_path / "root", transform="flip")
+
+
+def test_it_works_in_a_loader_and_survives_pickling(tiny):
+    dataset, _ = tiny
+    loader = torch.utils.data.DataLoader(pickle.loads(pickle.dumps(dataset)), batch_size=16)
+    batches = list(loader)
+    assert [tuple(x.shape) for x, _ in batches] == [(16, 3, 32, 32), (16, 3, 32, 32), (8, 3, 32, 32)]
+    assert torch.equal(torch.cat([x for x, _ in batches]), dataset.tensors()[0])
+
+
+def test_a_subset_is_balanced_and_in_order(tiny):
+    dataset, _ = tiny
+    subset = dataset.subset(20)
+    assert torch.bincount(subset.labels).tolist() == [2] * 10
+    rows = [next(r for r in range(40) if torch.equal(dataset.images[r], image)) for image in subset.images]
+    assert rows == sorted(rows)
+    assert torch.equal(dataset.subset(40).images, dataset.images)
+    for count in (0, 15, 50, -10):
+        with pytest.raises(ValueError, match=f"multiple of 10 from 10 to 40, not {count}"):
+            dataset.subset(count)
+
+
+def test_it_says_what_it_is(tiny):
+    dataset, _ = tiny
+    assert repr(dataset) == "ImageData(CIFAR-10 train, full: 40 images 3×32×32)"
+    assert isinstance(dataset, torch.utils.data.Dataset)
+    assert isinstance(dataset, ImageData)
+
+
+# which source is used -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["valid", "Train", "", None, 0])
+def test_an_unknown_split_is_an_error_that_names_both(split):
+    with pytest.raises(ValueError, match='split must be "train" or "test", not'):
+        load_fashion_mnist(split)
+
+
+@pytest.mark.parametrize("value", ["samples", "ful", "none", "1"])
+def test_a_misspelt_choice_is_an_error_that_names_the_three(monkeypatch, value):
+    monkeypatch.setenv("COURSE_DATA", value)
+    with pytest.raises(ValueError, match=f"COURSE_DATA='{value}' is not known: use sample, full or auto"):
+        load_cifar10()
+
+
+@pytest.mark.parametrize(("value", "mode"), [("", "auto"), (" Sample ", "sample"), ("FULL", "full"), (None, "auto")])
+def test_case_and_blanks_do_not_matter(monkeypatch, value, mode):
+    if value is not None:
+        monkeypatch.setenv("COURSE_DATA", value)
+    assert data.data_mode() == mode
+
+
+def test_sample_uses_no_network_and_writes_nothing(tmp_path, monkeypatch, capsys, person):
+    def forbidden(*_, **__):
+        raise AssertionError("network or full set touched")
+
+    spec, splits = tiny_fashion(tmp_path)
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))  # there, but not asked for
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    before = sorted(tmp_path.rglob("*"))
+    for module, name in ((socket, "socket"), (data, "fetch"), (data, "read_split"), (tempfile, "mkstemp")):
+        monkeypatch.setattr(module, name, forbidden)
+    assert load(spec, "test", root=tmp_path / "root").source == "sample"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "(COURSE_DATA=sample)" in one_line(capsys)
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_the_full_set_is_used_silently_where_it_is(tmp_path, monkeypatch, capsys, mode):
+    spec, splits = tiny_fashion(tmp_path)
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    monkeypatch.setenv("COURSE_DATA", mode)
+    monkeypatch.setenv("COURSE_DATA_DIR", str(tmp_path / "root"))
+    found = load(spec, "test")
+    assert found.source == "full"
+    assert np.array_equal(found.images[:, 0].numpy(), splits["test"].images)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_auto_does_not_download_for_a_program(tmp_path, capsys):
+    spec, splits = tiny_fashion(tmp_path)
+    with serving(gz_files(splits)) as server:
+        found = load(replace(spec, mirrors=http(server.url)), "train", root=tmp_path / "root")
+        assert server.requests == []
+    assert found.source == "sample"
+    assert "(the full set is not on disk)" in one_line(capsys)
+    assert not (tmp_path / "root").exists()
+
+
+def test_auto_downloads_for_a_person(tmp_path, capsys, person):
+    spec, splits = tiny_fashion(tmp_path)
+    with serving(gz_files(splits)) as server:
+        spec = replace(spec, mirrors=http(server.url))
+        found = load(spec, "train", root=tmp_path / "root")
+        assert found.source == "full"
+        assert f"full set fetched into {tmp_path / 'root'} and verified (from {server.url})" in one_line(capsys)
+        asked = len(server.requests)
+        assert load(spec, "test", root=tmp_path / "root").source == "full"
+        assert len(server.requests) == asked
+    assert capsys.readouterr().out == ""
+
+
+def test_auto_without_a_network_gives_the_sample_and_waits_only_once(tmp_path, capsys, person, monkeypatch):
+    spec, _ = tiny_fashion(tmp_path, mirrors=http(closed_port_url()))
+    found = load(spec, "train", root=tmp_path / "root")
+    assert found.source == "sample"
+    line = one_line(capsys)
+    assert (
+        "(fetching the full set failed: train-images-idx3-ubyte.gz: connection refused). Full set: `make data`" in line
+    )
+    person.execution_count = 2
+    monkeypatch.setattr(data, "fetch", lambda *_, **__: pytest.fail("tried again"))
+    assert load(spec, "test", root=tmp_path / "root").source == "sample"
+    assert "connection refused at " in one_line(capsys)
+
+
+def test_auto_gives_up_on_a_mirror_that_is_too_slow(tmp_path, capsys, person):
+    import tiny_data
+
+    spec, splits = tiny_fashion(tmp_path)
+    with serving({**gz_files(splits), IDX_GZ[0]: tiny_data.trickles}) as server:
+        found = load(replace(spec, mirrors=http(server.url)), "train", root=tmp_path / "root")
+    assert found.source == "sample"
+    assert "too slow" in one_line(capsys)
+
+
+def test_one_line_a_cell(tmp_path, capsys, person, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    spec, _ = tiny_fashion(tmp_path)
+    for cell in (1, 2):
+        person.execution_count = cell
+        load(spec, "train")
+        load(spec, "test")
+        one_line(capsys)
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_a_damaged_full_set_is_never_used(tmp_path, monkeypatch, capsys, mode):
+    monkeypatch.setenv("COURSE_DATA", mode)
+    spec, splits = tiny_fashion(tmp_path)
+    raw = write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    flip_bit(raw / "train-images-idx3-ubyte")
+    with serving(gz_files(splits)) as server:
+        found = load(replace(spec, mirrors=http(server.url)), "train", root=tmp_path / "root")
+    out = capsys.readouterr().out
+    assert "train-images-idx3-ubyte is damaged: SHA-256 of its contents" in out
+    if mode == "auto":  # a program: nothing is moved or fetched
+        assert found.source == "sample"
+        assert out.count("\n") == 1
+        assert sorted(p.name for p in raw.iterdir()) == sorted(idx_files(splits))
+    else:
+        assert np.array_equal(found.images[:, 0].numpy(), splits["train"].images)
+        assert f"a damaged file was kept as {raw / 'train-images-idx3-ubyte.corrupt'}" in out
+
+
+def test_full_is_an_error_where_it_cannot_be_had(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", "full")
+    url = closed_port_url()
+    spec, _ = tiny_fashion(tmp_path, mirrors=http(url))
+    with pytest.raises(DataError) as caught:
+        load(spec, "train", root=tmp_path / "root")
+    assert f"  - {url}: train-images-idx3-ubyte.gz: connection refused" in str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys, person, mode):
+    monkeypatch.setenv("COURSE_DATA", mode)
+    (tmp_path / "root").write_text("a file where the folder should be")
+    spec, splits = tiny_fashion(tmp_path)
+    with serving(gz_files(splits)) as server:
+        spec = replace(spec, mirrors=http(server.url))
+        if mode == "full":
+            with pytest.raises(DataError, match=r"cannot write to .* Set COURSE_DATA_DIR"):
+                load(spec, "train", root=tmp_path / "root")
+        else:
+            assert load(spec, "train", root=tmp_path / "root").source == "sample"
+            assert "cannot write to" in one_line(capsys)
+        assert server.requests == []
+
+
+def test_a_read_only_folder_that_has_the_set_is_used(tmp_path, monkeypatch, capsys, person):
+    def denied(*_, **__):
+        raise PermissionError("read-only")
+
+    spec, splits = tiny_fashion(tmp_path)
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", gz_files(splits))
+    for module, name in ((os, "replace"), (os, "mkdir"), (tempfile, "TemporaryFile"), (tempfile, "mkdtemp")):
+        monkeypatch.setattr(module, name, denied)
+    assert load(spec, "train", root=tmp_path / "root").source == "full"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_a_path_that_cannot_be_looked_at(tmp_path, monkeypatch, capsys, person, mode):
+    monkeypatch.setenv("COURSE_DATA", mode)
+    root = tmp_path / ("x" * 300)  # longer than a file name may be; asking whether it exists is an error
+    spec, _ = tiny_cifar(tmp_path)
+    if mode == "full":
+        with pytest.raises(DataError, match="cannot write to"):
+            load(spec, "train", root=root)
+    else:
+        assert load(spec, "train", root=root).source == "sample"
+        assert "cannot write to" in one_line(capsys)
+
+
+def test_a_mirror_of_an_unknown_kind_is_an_error(tmp_path, monkeypatch, person):
+    monkeypatch.setenv("COURSE_DATA_MIRROR", "ftp://example.org/")
+    spec, _ = tiny_fashion(tmp_path)
+    with pytest.raises(ValueError, match="ftp is not supported"):
+        load(spec, "train", root=tmp_path / "root")
+
+
+def test_who_is_a_person(monkeypatch, person):
+    assert interactive()
+    monkeypatch.setenv("CI", "true")
+    assert not interactive()
+    monkeypatch.setenv("CI", "false")
+    assert interactive()
+    monkeypatch.setattr(data, "_shell", lambda: None)
+    assert not interactive()

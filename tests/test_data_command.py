@@ -1,0 +1,122 @@
+"""`python -m course data`."""
+
+import argparse
+from dataclasses import replace
+
+import pytest
+from tiny_data import (
+    cifar_tar,
+    closed_port_url,
+    flip_bit,
+    gz_files,
+    idx_files,
+    serving,
+    tiny_cifar,
+    tiny_fashion,
+    truncate,
+    write_files,
+)
+
+from course import data as command
+from shared.data_formats import CIFAR_TAR, SPLITS, read_split, sample_paths
+from shared.data_specs import IDX_GZ
+from shared.downloads import HttpMirror
+
+
+@pytest.fixture
+def sets(tmp_path, monkeypatch):
+    """Two tiny sets in place of the real ones, without a mirror that works: {key: (spec, splits)}."""
+    for name in ("COURSE_DATA_DIR", "COURSE_DATA_MIRROR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    dead = closed_port_url()
+    fashion, fashion_splits = tiny_fashion(tmp_path, mirrors=(HttpMirror(dead, IDX_GZ, 1_000_000),))
+    cifar, cifar_splits = tiny_cifar(tmp_path, mirrors=(HttpMirror(dead, (CIFAR_TAR,), 1_000_000),))
+    monkeypatch.setattr(command, "SPECS", {spec.key: spec for spec in (fashion, cifar)})
+    return {fashion.key: (fashion, fashion_splits), cifar.key: (cifar, cifar_splits)}
+
+
+def run(tmp_path, *arguments):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.main(parser.parse_args(["--root", str(tmp_path / "root"), *arguments]))
+
+
+def test_status_says_what_is_here_and_where_the_rest_would_come_from(tmp_path, sets, capsys):
+    spec, splits = sets["fashion_mnist"]
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    assert run(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert out.count("20 images, verified") == 5  # four samples, and the full test split
+    assert out.count("40 images, verified") == 1
+    assert out.count("not here") == 2
+    assert str(sets["cifar10"][0].mirrors[0]) in out
+    assert str(spec.mirrors[0]) + "\n" not in out
+    assert "python -m course data --fetch all (or cifar10)" in out
+
+
+def test_status_changes_nothing(tmp_path, sets):
+    assert run(tmp_path) == 0
+    assert not (tmp_path / "root").exists()
+
+
+def test_damage_is_named_and_fails(tmp_path, sets, capsys):
+    _, splits = sets["fashion_mnist"]
+    raw = write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    flip_bit(raw / "t10k-images-idx3-ubyte")
+    assert run(tmp_path) == 1
+    assert "t10k-images-idx3-ubyte:" in capsys.readouterr().out
+
+
+def test_a_damaged_sample_fails(tmp_path, sets, capsys):
+    truncate(sample_paths(sets["cifar10"][0], "test")[0])
+    assert run(tmp_path) == 1
+    assert "cifar10_test_images.webp:" in capsys.readouterr().out
+
+
+def test_fetch_all_from_one_mirror(tmp_path, sets, capsys):
+    files = {**gz_files(sets["fashion_mnist"][1]), CIFAR_TAR: cifar_tar(sets["cifar10"][1])}
+    with serving(files) as server:
+        assert run(tmp_path, "--fetch", "all", "--mirror", server.url) == 0
+        asked = len(server.requests)
+        assert run(tmp_path, "--fetch", "all", "--mirror", server.url) == 0
+        assert len(server.requests) == asked
+    out = capsys.readouterr().out
+    assert out.count("fetched from") == 2
+    assert out.count("already here, verified") == 2
+    for spec, splits in sets.values():
+        for split in SPLITS:
+            assert read_split(spec, tmp_path / "root", split).labels.tolist() == splits[split].labels.tolist()
+
+
+def test_fetch_from_a_folder_tells_which_set_failed(tmp_path, sets, capsys):
+    stick = write_files(tmp_path / "stick", idx_files(sets["fashion_mnist"][1]))
+    assert run(tmp_path, "--fetch", "all", "--mirror", str(stick)) == 1
+    streams = capsys.readouterr()
+    assert f"FashionMNIST: fetched from {stick} and verified" in streams.out
+    assert "CIFAR-10 could not be fetched" in streams.err
+    assert f"  - {stick}: holds no CIFAR-10 files" in streams.err
+    assert "connection refused" in streams.err
+    assert run(tmp_path, "--fetch", "fashion_mnist") == 0
+
+
+@pytest.mark.parametrize("arguments", [["--fetch", "mnist"], ["--fetch"]])
+def test_wrong_usage_is_an_error(tmp_path, sets, arguments):
+    with pytest.raises(SystemExit) as caught:
+        run(tmp_path, *arguments)
+    assert caught.value.code == 2
+
+
+def test_a_mirror_of_an_unknown_kind_is_wrong_usage(tmp_path, sets, capsys):
+    assert run(tmp_path, "--mirror", "ftp://example.org/") == 2
+    assert "ftp is not supported" in capsys.readouterr().err
+
+
+def test_mirrors_in_the_table_are_those_of_the_user_first(tmp_path, sets, monkeypatch, capsys):
+    monkeypatch.setattr(command, "SPECS", {k: replace(s, name=f"[{s.name}]") for k, (s, _) in sets.items()})
+    assert run(tmp_path, "--mirror", str(tmp_path / "stick")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[next(i for i, line in enumerate(lines) if "would be fetched" in line) + 1].strip() == str(
+        tmp_path / "stick"
+    )
