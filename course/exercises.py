@@ -5,13 +5,15 @@ The only place where these are written; lint, `new` and the student edition use 
 
 from __future__ import annotations
 
+import re
+
 BEGIN = "### BEGIN SOLUTION"
 END = "### END SOLUTION"
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError")
 
 
 class MarkerError(ValueError):
-    """The solution markers of a cell do not pair up; the message gives the line."""
+    """The solution markers of a cell do not pair up or are misspelt; the message gives the line."""
 
 
 def answer_metadata(grade_id: str) -> dict:
@@ -39,27 +41,40 @@ def check_metadata(grade_id: str, points: int) -> dict:
     }
 
 
+def solution_blocks(source: str) -> list[tuple[int, int]]:
+    """Where the solutions are: indices of the lines with BEGIN and END, in order.
+
+    Raises:
+        MarkerError: a marker has no partner or is misspelt (which would leave the solution in).
+    """
+    blocks: list[tuple[int, int]] = []
+    begin: int | None = None
+    for index, line in enumerate(source.split("\n")):
+        marker = line.strip()
+        if re.search(r"#\W*(begin|end)\W*solution", line, re.IGNORECASE) and marker not in (BEGIN, END):
+            raise MarkerError(f"line {index + 1}: '{marker}' must be '{BEGIN}' or '{END}', alone on its line")
+        if marker == BEGIN:
+            if begin is not None:
+                raise MarkerError(f"line {index + 1}: {BEGIN} inside the solution that begins in line {begin + 1}")
+            begin = index
+        elif marker == END:
+            if begin is None:
+                raise MarkerError(f"line {index + 1}: {END} without {BEGIN}")
+            blocks.append((begin, index))
+            begin = None
+    if begin is not None:
+        raise MarkerError(f"line {begin + 1}: {BEGIN} without {END}")
+    return blocks
+
+
 def student_source(source: str) -> str:
     """The cell as a student gets it: each BEGIN to END block becomes a stub, indented like the BEGIN line.
 
-    Raises MarkerError when a BEGIN or END has no partner.
+    Raises:
+        MarkerError: as `solution_blocks`.
     """
-    lines: list[str] = []
-    opened_at = 0
-    for number, line in enumerate(source.split("\n"), start=1):
-        marker = line.strip()
-        if marker == BEGIN:
-            if opened_at:
-                raise MarkerError(f"line {number}: {BEGIN} inside the block that line {opened_at} began")
-            opened_at = number
-            indent = line[: len(line) - len(line.lstrip())]
-            lines += [indent + stub for stub in STUB]
-        elif marker == END:
-            if not opened_at:
-                raise MarkerError(f"line {number}: {END} without a {BEGIN} before it")
-            opened_at = 0
-        elif not opened_at:
-            lines.append(line)
-    if opened_at:
-        raise MarkerError(f"line {opened_at}: {BEGIN} without an {END} after it")
+    lines = source.split("\n")
+    for begin, end in reversed(solution_blocks(source)):
+        indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
+        lines[begin : end + 1] = [indent + line for line in STUB]
     return "\n".join(lines)

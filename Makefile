@@ -1,0 +1,33 @@
+# Every line calls `python -m course …`, so nothing here is needed where there is no make.
+# Options go in ARGS:  make run ARGS="15-01 --save"     another Python:  make run PYTHON=python3.12
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help setup run test lab workbook data lint clean
+
+help:
+	@$(PYTHON) -m course help $(ARGS)
+
+setup:
+	@$(PYTHON) -m course setup $(ARGS)
+
+run:
+	@$(PYTHON) -m course run $(ARGS)
+
+test:
+	@$(PYTHON) -m course test $(ARGS)
+
+lab:
+	@$(PYTHON) -m course lab $(ARGS)
+
+workbook:
+	@$(PYTHON) -m course workbook $(ARGS)
+
+data:
+	@$(PYTHON) -m course data --fetch all $(ARGS)
+
+lint:
+	@$(PYTHON) -m course lint --ruff $(ARGS)
+
+clean:
+	@$(PYTHON) -m course clean $(ARGS)

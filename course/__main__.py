@@ -1,0 +1,108 @@
+"""`python -m course COMMAND`: what people and CI call.
+
+Only the standard library is imported here, so that a clone needs nothing but a Python: the first command makes the
+environment (course/environment.py) and starts itself again in it. The commands are modules of the same name with
+`add_arguments(parser)` and `main(args) -> int`.
+"""
+
+import argparse
+import difflib
+import importlib
+import sys
+
+# command: (one line of help, needs the environment)
+COMMANDS = {
+    "setup": ("make the environment in .venv, or bring it up to date, and do nothing else", True),
+    "run": ("execute the notebooks, two at a time, and show a table of how they did", True),
+    "test": ("run all tests: the notebooks (nbval), shared, course, the checks, both editions", True),
+    "lab": ("make the student edition in workbook/ and open it in JupyterLab", True),
+    "workbook": ("make the student edition in workbook/, never touching a file you have changed", True),
+    "data": ("say which data sets are here; fetch the full ones", True),
+    "lint": ("hold the notebooks against the syllabus and their templates", True),
+    "new": ("make a new notebook from a template", True),
+    "clean": ("remove executed/ and caches; --all also the environment", False),
+    "help": ("show this list, or with a command's name its options", False),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = ["usage: python -m course COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:<10} {text}" for name, (text, _) in COMMANDS.items()]
+    lines += [
+        "",
+        "The first command sets the environment up. `python -m course help COMMAND` shows a command's options.",
+        "",
+        "  COURSE_ENV=current       use this Python and what it has, install nothing",
+        "  COURSE_TORCH_INDEX=URL   take torch and torchvision from that index (smaller CPU-only wheels, another CUDA)",
+        "  COURSE_DATA=sample|full  which data the notebooks use",
+        "  COURSE_DEVICE=cpu|cuda|cuda:N|mps",
+    ]
+    return "\n".join(lines)
+
+
+def run_command(command: str, arguments: "list[str]") -> int:
+    """Import the command's module and run it; called in the environment."""
+    module = importlib.import_module("course." + command)
+    parser = argparse.ArgumentParser(
+        prog="python -m course " + command, description=module.__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    module.add_arguments(parser)
+    # a command that hands arguments on to another program (pytest, JupyterLab) finds them in args.extra
+    if getattr(module, "TAKES_EXTRA_ARGUMENTS", False):
+        args, args.extra = parser.parse_known_args(arguments)
+    else:
+        args = parser.parse_args(arguments)
+    return module.main(args)
+
+
+def main(argv: "list[str] | None" = None) -> int:
+    """Run one command and return its exit status (2: wrong usage, 130: interrupted)."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for the Pythons that are too old
+        sys.stderr.write(
+            f"This course needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable}).\n"
+            "Install a newer one and name it, e.g.:  python3.12 -m course run   or   make run PYTHON=python3.12\n"
+        )
+        return 2
+    for stream in (sys.stdout, sys.stderr):  # a console that can't show a sign must not end a run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments else "help"
+    if command in ("-h", "--help", "help"):
+        if not arguments or arguments[0] == "help":
+            print(usage())
+            return 0
+        command, arguments = arguments[0], ["--help"]
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = " Did you mean '{}'?".format(near[0]) if near else ""  # noqa: UP032 - parsed by old Pythons too
+        sys.stderr.write(f"There is no command '{command}'.{hint}\n\n{usage()}\n")
+        return 2
+
+    if command == "setup" and arguments:
+        print("usage: python -m course setup\n\n{}; it has no options".format(COMMANDS["setup"][0]))
+        return 0 if arguments[0] in ("-h", "--help") else 2
+
+    from course import environment
+
+    try:
+        if COMMANDS[command][1]:
+            python = environment.prepare(command)
+            if not environment.is_running(python):
+                return environment.hand_over(python, [command, *arguments])
+        if command == "setup":
+            print("The environment is ready: " + environment.describe())
+            return 0
+        return run_command(command, arguments)
+    except environment.SetupError as error:
+        sys.stderr.write("\n{}\n".format(error))  # noqa: UP032
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted.\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

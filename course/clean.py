@@ -1,0 +1,52 @@
+"""Remove what the other commands made: executed/ and caches.
+
+Student work in workbook/ is never removed, and full data sets only by --data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from course.environment import ROOT, Environment
+
+CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
+# nothing is looked for in these: git's own, the environment, what students work on, data
+LEFT_ALONE = {".git", ".venv", "workbook", "full"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course clean`."""
+    parser.add_argument("--all", action="store_true", help="also the environment, .venv (if `course` has made it)")
+    parser.add_argument("--data", action="store_true", help="also the full data sets in datasets/full")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    for path in remove(ROOT, data=args.data):
+        print(f"removed {path.relative_to(ROOT)}")
+    if args.all and Environment(ROOT).remove():
+        print("removed .venv")
+    return 0
+
+
+def remove(root: Path, *, data: bool) -> list[Path]:
+    """Remove executed/, the caches and, if asked for, datasets/full below `root`; returns what was removed."""
+    found = [root / "executed"]
+    if data:
+        found.append(root / "datasets" / "full")
+    for folder, names, _ in os.walk(root):
+        found += [Path(folder, name) for name in names if name in CACHES]
+        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE and not Path(folder, name).is_symlink()]
+    removed = []
+    for path in found:
+        if path.is_symlink():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            continue
+        removed.append(path)
+    return removed

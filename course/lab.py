@@ -1,0 +1,59 @@
+"""Make the student edition in workbook/ and open JupyterLab there.
+
+Options that aren't listed here go to JupyterLab, e.g. --no-browser or --port 8889.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from course import syllabus, workbook
+from course.environment import ROOT
+from course.selection import select
+
+TAKES_EXTRA_ARGUMENTS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course lab`."""
+    parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Make the workbook and run JupyterLab until it is ended; returns its exit status."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        print("JupyterLab is not installed in this Python: pip install jupyter", file=sys.stderr)
+        return 1
+    try:
+        # a notebook that can't be made is named; the others can be worked on
+        workbook.make(select([], syllabus.load()), args.output)
+    except syllabus.SyllabusError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 2
+    args.output.mkdir(parents=True, exist_ok=True)
+    return subprocess_status(command(args.output, args.extra), environment())
+
+
+def command(folder: Path, extra: list[str]) -> list[str]:
+    """The command line that opens JupyterLab in `folder`."""
+    return [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *extra]
+
+
+def environment() -> dict[str, str]:
+    """JupyterLab's environment variables: this Python's kernel goes before one of that name that a user installed."""
+    return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+
+
+def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
+    """Run a program in the foreground; Ctrl-C is for it to handle."""
+    process = subprocess.Popen(arguments, cwd=ROOT, env=env)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue

@@ -1,0 +1,346 @@
+"""Execute notebooks, several at a time, and show a table of how they did.
+
+Without names: every notebook of the syllabus that exists. A name is a topic (15-01, 15-1 or 1), a notebook file or a
+folder of notebooks. The executed copies go to executed/, also those that failed; the sources are changed only by
+--save, and only their outputs. The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 after
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from course import syllabus
+from course.environment import ROOT
+from course.execution import Failure, NotebookError, Progress, execute, read_notebook, share_of_cores, write_notebook
+from course.selection import Selected, SelectionError, select
+
+DATA_CHOICES = ("sample", "full", "auto")
+STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}
+REPORT_SECONDS = 20  # between two lines on a running notebook where stdout is no terminal
+
+
+@dataclass
+class Job:
+    """One notebook of a run. `status`: waiting, running, passed, failed, interrupted or not written yet."""
+
+    notebook: Selected
+    target: Path
+    status: str = "waiting"
+    progress: Progress = field(default_factory=Progress)
+    notes: list[str] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course run`."""
+    parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
+    parser.add_argument("--jobs", "-j", type=_positive_int, default=2, help="notebooks at a time (default 2)")
+    parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks that passed")
+    parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
+    parser.add_argument(
+        "--timeout", type=_positive, default=300.0, metavar="S", help="seconds for a cell (default 300)"
+    )
+    parser.add_argument(
+        "--data", choices=DATA_CHOICES, help="which data the notebooks use (default: COURSE_DATA, else sample)"
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    return int(_positive(str(int(text))))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    console = _console()
+    data = args.data or os.environ.get("COURSE_DATA") or "sample"
+    try:
+        if data not in DATA_CHOICES:
+            raise SelectionError(f"COURSE_DATA={data!r} is not known; it can be {', '.join(DATA_CHOICES)}.")
+        jobs = plan(select(args.notebooks, syllabus.load()), args.output)
+    except (SelectionError, syllabus.SyllabusError) as error:
+        console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    # a polite end asked for from outside is treated like Ctrl-C: kernels ended, table shown
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    start = time.monotonic()
+    interrupted = False
+    with _Display(jobs, console) as display:
+        try:
+            asyncio.run(
+                run_all(jobs, display, at_once=args.jobs, timeout=args.timeout, data=data, save=args.save)
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            interrupted = True
+    for job in jobs:
+        if job.status in ("waiting", "running") and interrupted:
+            job.status = "interrupted"
+    console.print(_summary(jobs))
+    _closing_lines(jobs, args.output, data, time.monotonic() - start, console)
+    if interrupted:
+        return 130
+    if any(job.status == "failed" for job in jobs):
+        return 1
+    if not any(job.status == "passed" for job in jobs):
+        console.print("There was nothing to run.", style="yellow")
+        return 1
+    return 0
+
+
+def plan(notebooks: list[Selected], output: Path) -> list[Job]:
+    """A job for each notebook, no two writing the same file. SelectionError if a copy would overwrite a source."""
+    output = output.resolve()
+    jobs: list[Job] = []
+    taken: set[str] = set()
+    for notebook in notebooks:
+        name = notebook.path.name
+        number = 1
+        while name.casefold() in taken:  # two folders can hold notebooks of one name
+            suffix = "" if number == 1 else f"-{number}"
+            name = f"{notebook.path.parent.name}{suffix}-{notebook.path.name}"
+            number += 1
+        taken.add(name.casefold())
+        if output / name == notebook.path:
+            raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
+        jobs.append(Job(notebook, output / name))
+    return jobs
+
+
+async def run_all(jobs: list[Job], display: _Display, *, at_once: int, timeout: float, data: str, save: bool) -> None:
+    """Run the jobs in their order, `at_once` at a time; what goes wrong with one is noted in it and stops no other."""
+    waiting = iter(jobs)
+    at_once = min(at_once, sum(job.notebook.path.is_file() for job in jobs)) or 1
+    env = {"COURSE_DATA": data, **share_of_cores(at_once)}
+
+    async def work() -> None:
+        for job in waiting:
+            await _run_one(job, display, timeout=timeout, env=env, save=save)
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+
+
+async def _run_one(job: Job, display: _Display, *, timeout: float, env: dict[str, str], save: bool) -> None:
+    path = job.notebook.path
+    if not path.is_file():
+        job.status = "not written yet"
+        return
+    job.status = "running"
+    display.started(job)
+    try:
+        notebook, digest = read_notebook(path)
+        await execute(notebook, path.parent, job.progress, timeout=timeout, env=env)
+        write_notebook(notebook, job.target)
+        if save and job.progress.failure is None:
+            _save(job, notebook, digest)
+    except NotebookError as error:
+        job.progress.failure = Failure(str(error))
+        job.target.unlink(missing_ok=True)  # an older copy would look like this run's
+    except asyncio.CancelledError:
+        job.status = "interrupted"
+        raise
+    except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
+        job.progress.failure = Failure(f"{type(error).__name__}: {error}")
+    job.status = "passed" if job.progress.failure is None else "failed"
+    if job.progress.cut:
+        job.notes.append(f"cell '{job.progress.cut}' gave too much output; it was cut")
+    display.finished(job)
+
+
+def _save(job: Job, executed: NotebookNode, digest: str) -> None:
+    """Put the outputs, and nothing else, into the source."""
+    path = job.notebook.path
+    if job.progress.cut:
+        job.notes.append("not saved: output was cut")
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        job.notes.append("not saved: the file was changed while it ran")
+        return
+    source = nbformat.reads(path.read_text(encoding="utf-8"), as_version=nbformat.NO_CONVERT)
+    for mine, theirs in zip(source.cells, executed.cells, strict=True):
+        if mine.cell_type == "code":
+            mine.outputs, mine.execution_count = theirs.outputs, theirs.execution_count
+    write_notebook(source, path)
+    job.notes.append("outputs saved")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# what the user sees
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    # a log has no width: 80 columns would break the table
+    return console if console.is_terminal else Console(highlight=False, width=140)
+
+
+class _Display:
+    """Shows the jobs while they run: a live table in a terminal, lines elsewhere."""
+
+    def __init__(self, jobs: list[Job], console: Console) -> None:
+        self.jobs, self.console = jobs, console
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=4, transient=True, redirect_stderr=False,
+        )  # fmt: skip
+        self._reported = time.monotonic()
+
+    def __enter__(self) -> _Display:
+        if self.console.is_terminal:
+            self._live.start()
+        else:
+            self._beat = _Beat(self._report)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+        else:
+            self._beat.stop()
+
+    def started(self, job: Job) -> None:
+        if not self.console.is_terminal:
+            self._line(f"{job.notebook.label}  started")
+
+    def finished(self, job: Job) -> None:
+        if not self.console.is_terminal:
+            progress = job.progress
+            self._line(f"{job.notebook.label}  {job.status}  {progress.elapsed:.1f} s  {_size(progress.peak)}")
+        if job.progress.failure is not None:
+            self.console.print(_explain(job), soft_wrap=True)
+
+    def _line(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _report(self) -> None:
+        for job in self.jobs:
+            if job.status == "running":
+                progress = job.progress
+                cells = f"cell {progress.cell}/{progress.cells}"
+                self._line(f"{job.notebook.label}  {cells}  {progress.elapsed:.0f} s  {_size(progress.memory)}")
+
+    def _render(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name, justify in (
+            ("topic", "left"),
+            ("status", "left"),
+            ("cell", "right"),
+            ("s", "right"),
+            ("RSS", "right"),
+        ):
+            table.add_column(name, justify=justify, no_wrap=True)
+        table.add_column("", no_wrap=True, overflow="ellipsis", style="dim")
+        for job in self.jobs:
+            progress, cells = job.progress, ""
+            if progress.cells and job.status != "passed":
+                cells = f"{progress.cell}/{progress.cells}"
+            table.add_row(
+                job.notebook.label,
+                Text(job.status, STYLES.get(job.status, "dim")),
+                cells,
+                f"{progress.elapsed:.0f}" if progress.started else "",
+                _size(progress.memory if job.status == "running" else progress.peak),
+                job.notebook.title,
+            )
+        return table
+
+
+class _Beat:
+    """Calls a function every REPORT_SECONDS in a thread."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._done = threading.Event()
+
+        def beat() -> None:
+            while not self._done.wait(REPORT_SECONDS):
+                call()
+
+        self._thread = threading.Thread(target=beat, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join(timeout=5)
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number else ""
+
+
+def _explain(job: Job) -> Group:
+    """A failure in full: where, the cell's source with a mark at the line, the traceback."""
+    failure = job.progress.failure
+    name = job.notebook.path
+    if name.is_relative_to(ROOT):
+        name = name.relative_to(ROOT)
+    parts = [Text(f"\nFAILED  {name}", "bold red")]
+    if failure.cell_number:
+        parts.append(Text(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'", "bold"))
+    parts.append(Text(failure.reason))
+    if failure.source:
+        parts.append(Text())
+        for number, line in enumerate(failure.source.splitlines(), start=1):
+            marked = number == failure.line
+            parts.append(Text(f"{'>' if marked else ' '} {number:3} | {line}", "bold" if marked else "dim"))
+    if failure.traceback:
+        parts += [Text(), Text.from_ansi(failure.traceback)]
+    parts.append(Text())
+    return Group(*parts)
+
+
+def _summary(jobs: list[Job]) -> Table:
+    table = Table(header_style="bold")
+    for name in ("topic", "title", "status"):
+        table.add_column(name, no_wrap=name != "title")
+    table.add_column("seconds / budget", justify="right", no_wrap=True)
+    table.add_column("peak RSS", justify="right", no_wrap=True)
+    table.add_column("device", no_wrap=True)
+    for job in jobs:
+        progress, budget = job.progress, job.notebook.budget_seconds
+        status = Text(job.status, STYLES.get(job.status, "dim"))
+        if job.status == "failed" and progress.failure.cell_id:
+            status.append(f" ({progress.failure.cell_id})")
+        seconds = Text()
+        if progress.seconds is not None:
+            over = budget is not None and progress.seconds > budget
+            seconds.append(f"{progress.seconds:.1f}" + ("" if budget is None else f" / {budget:g}"))
+            if over:
+                seconds.append(" over budget")
+                seconds.stylize("yellow")
+        for note in job.notes:
+            status.append(f"\n{note}", "default")
+        table.add_row(
+            job.notebook.topic or "", job.notebook.title, status, seconds, _size(progress.peak), progress.device
+        )
+    return table
+
+
+def _closing_lines(jobs: list[Job], output: Path, data: str, seconds: float, console: Console) -> None:
+    states = [job.status for job in jobs]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    console.print(Text(f"{counts}; {seconds:.0f} s in all, COURSE_DATA={data}."), soft_wrap=True)
+    console.print(
+        Text("Peak RSS is the largest sum over a kernel and its child processes."), style="dim", soft_wrap=True
+    )
+    if any(job.target.is_file() for job in jobs if job.status in ("passed", "failed")):
+        console.print(Text(f"The executed copies are in {output.resolve()}"), soft_wrap=True)

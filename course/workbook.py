@@ -1,0 +1,232 @@
+"""Make the student edition: the notebooks without their solutions, in workbook/.
+
+A file that you have changed (running a notebook changes it, too) is never overwritten: when the lesson has a newer
+edition, that is put beside it as NAME.updated.ipynb, and a line says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from course import syllabus
+from course.environment import ROOT
+from course.execution import NotebookError, read_notebook
+from course.exercises import BEGIN, END, STUB, MarkerError, solution_blocks, student_source
+from course.selection import Selected, SelectionError, select
+
+RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of what was written there
+
+
+class EditionError(ValueError):
+    """A notebook can't be turned into a student edition; the message names the cell and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of one edition. `kept`: files of the student's that were left alone; `path`: where the edition is."""
+
+    path: Path
+    is_new: bool  # written now, not there already
+    kept: tuple[Path, ...]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the edition
+
+
+def student_edition(notebook: NotebookNode) -> NotebookNode:
+    """A copy of a notebook in which every solution is a stub; the notebook itself isn't changed.
+
+    Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. The
+    outputs of answer and check cells are removed. All else stays as it is. Raises EditionError for markers that don't
+    pair, an answer cell without a solution, a solution outside an answer cell, and a stub that would raise as soon as
+    the cell runs (it must be inside a function).
+    """
+    edition = copy.deepcopy(notebook)
+    problems = []
+    for index, cell in enumerate(edition.cells):
+        name = f"cell '{cell.get('id', index)}'"
+        try:
+            _hide_solution(cell)
+        except (EditionError, MarkerError) as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise EditionError("\n".join(problems))
+    return edition
+
+
+def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
+    """The solution blocks (without markers) by cell id. Raises EditionError as `student_edition` does."""
+    student_edition(notebook)
+    found = {}
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code" and BEGIN in cell.source:
+            lines = cell.source.split("\n")
+            blocks = solution_blocks(cell.source)
+            found[cell.get("id", str(index))] = ["\n".join(lines[i + 1 : j]) for i, j in blocks]
+    return found
+
+
+def _hide_solution(cell: NotebookNode) -> None:
+    if cell.cell_type != "code":
+        if any(line.strip() in (BEGIN, END) for line in cell.source.split("\n")):
+            raise EditionError("a solution marker in a cell that isn't code")
+        return
+    nbgrader = cell.metadata.get("nbgrader", {})
+    blocks = solution_blocks(cell.source)
+    if blocks and not nbgrader.get("solution"):
+        raise EditionError("a solution, but the cell's nbgrader metadata doesn't say \"solution\": true")
+    if nbgrader.get("solution") and not blocks:
+        raise EditionError(f"an answer cell without {BEGIN}")
+    if not (nbgrader.get("solution") or nbgrader.get("grade")):
+        return
+    cell.source = student_source(cell.source)
+    if blocks:
+        _check_stubs(cell.source)
+    cell.outputs, cell.execution_count = [], None
+
+
+def _check_stubs(source: str) -> None:
+    """The stubs must parse and be reached only when a function is called."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise EditionError(
+            f"without its solution the cell isn't valid Python: {error.msg} (line {error.lineno})"
+        ) from None
+    in_functions = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    lines = source.split("\n")
+    for node in ast.walk(tree):
+        stub = isinstance(node, ast.Raise) and lines[node.lineno - 2].strip() == STUB[0]
+        if stub and id(node) not in in_functions:
+            raise EditionError("a solution outside a function: its stub would raise as soon as the cell runs")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the folder
+
+
+def write_edition(notebook: NotebookNode, folder: Path, name: str) -> Written:
+    """Write an edition as `name` into `folder`, without ever overwriting a file that isn't as it was written there.
+
+    The first free place is taken of NAME.ipynb, NAME.updated.ipynb, NAME.updated-2.ipynb …: one that doesn't exist, or
+    holds an older edition nobody has changed. A changed file that was made from this same edition ends the search: the
+    student is working on it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    content = nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"
+    digest = _sha(content)
+    made = _read_record(folder)
+    stem = Path(name).stem
+    kept: list[Path] = []
+    number = 0
+    while True:
+        suffix = "" if number == 0 else ".updated" if number == 1 else f".updated-{number}"
+        path = folder / f"{stem}{suffix}.ipynb"
+        number += 1
+        if not path.exists():
+            break
+        present = _sha(path.read_bytes())
+        if present == digest:
+            return Written(path, False, tuple(kept))
+        if present == made.get(path.name):
+            break  # an older edition, untouched
+        kept.append(path)
+        if made.get(path.name) == digest:
+            return Written(path, False, tuple(kept))
+    # the record first: a file without its record would count as the student's for ever
+    _write(folder / RECORD, (json.dumps({**made, path.name: digest}, indent=1, sort_keys=True) + "\n").encode())
+    _write(path, content)
+    return Written(path, True, tuple(kept))
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_record(folder: Path) -> dict[str, str]:
+    """What was written; empty if the record is missing or damaged: then every file counts as the student's."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course workbook`."""
+    parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
+    parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 1 if a notebook couldn't be made, 2 for wrong usage."""
+    try:
+        notebooks = select(args.notebooks, syllabus.load())
+    except (SelectionError, syllabus.SyllabusError) as error:
+        print(f"workbook: {error}")
+        return 2
+    if any(notebook.path.parent == args.output.resolve() for notebook in notebooks):
+        print(f"workbook: {args.output} holds the notebooks themselves; name another --output.")
+        return 2
+    return make(notebooks, args.output)
+
+
+def make(notebooks: list[Selected], folder: Path) -> int:
+    """Write the student edition of the notebooks that exist, saying what was done; 1 if one couldn't be made."""
+    failed = False
+    made = 0
+    for notebook in notebooks:
+        if not notebook.path.is_file():
+            continue
+        try:
+            edition = student_edition(read_notebook(notebook.path)[0])
+            written = write_edition(edition, folder, notebook.path.name)
+        except (NotebookError, EditionError) as error:
+            failed = True
+            lines = "\n".join(f"  {line}" for line in str(error).splitlines())
+            print(f"{notebook.path.name}: no student edition, because of\n{lines}")
+            continue
+        made += 1
+        if written.kept and written.path not in written.kept:
+            mine = ", ".join(path.name for path in written.kept)
+            news = "The lesson has a newer edition" if written.is_new else "A newer edition of the lesson"
+            verb = ": it is in" if written.is_new else " is in"
+            print(f"{mine}: yours, left as it is. {news}{verb} {written.path.name}.")
+        elif written.is_new:
+            print(f"{written.path.name}: written.")
+        else:
+            print(f"{written.path.name}: {'yours, left as it is' if written.kept else 'up to date'}.")
+    if not made and not failed:
+        print("There is no notebook to make a student edition of.")
+        return 1
+    print(f"The student edition is in {folder.resolve()}")
+    return 1 if failed else 0

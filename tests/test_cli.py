@@ -1,0 +1,172 @@
+"""`python -m course` from outside: help, wrong usage, Pythons without anything installed, what each command starts."""
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from course import __main__ as cli
+from course import clean, environment, lab
+from course import test as course_test
+
+ROOT = environment.ROOT
+
+
+def course(*arguments, python=(sys.executable,), cwd=ROOT, **env):
+    return subprocess.run(
+        [*python, "-m", "course", *arguments], cwd=cwd, env={**os.environ, **env}, timeout=120, check=False,
+        capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+
+
+def test_help_needs_no_environment_and_nothing_installed():
+    start = time.monotonic()
+    answer = course("help", python=(sys.executable, "-I", "-S", "-c", BARE), COURSE_ENV="")
+    assert answer.returncode == 0, answer.stderr
+    assert all(command in answer.stdout for command in cli.COMMANDS)
+    assert time.monotonic() - start < 5
+
+
+# `-m course` with neither site-packages nor the environment variables: what a fresh clone has
+BARE = """
+import runpy, sys
+sys.path.insert(0, ".")
+sys.argv = sys.argv[2:]
+runpy.run_module("course", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("file", ["__main__.py", "environment.py", "__init__.py"])
+def test_what_runs_first_parses_on_old_pythons(file):
+    ast.parse((ROOT / "course" / file).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_too_old_a_python_is_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    assert cli.main(["run"]) == 2
+    assert "needs Python 3.11" in capsys.readouterr().err
+
+
+def test_unknown_command_names_the_nearest(capsys):
+    assert cli.main(["rnu"]) == 2
+    assert "Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_a_setup_error_is_a_message_not_a_traceback(monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_ENV", "nonsense")
+    assert cli.main(["run"]) == 1
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_commands_have_modules_with_the_agreed_interface():
+    for name in cli.COMMANDS:
+        assert name in ("help", "setup") or (ROOT / "course" / f"{name}.py").is_file(), name
+
+
+def test_hand_over_starts_the_command_again(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
+    monkeypatch.setattr(environment, "CAN_EXEC", True)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv(environment.ARRIVED, "")
+
+    class Stop(Exception):
+        pass
+
+    def popen(command):
+        raise Stop
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(Stop):
+        environment.hand_over(tmp_path / "bin" / "python", ["run", "15-01"])
+    assert started == [[str(tmp_path / "bin" / "python"), "-m", "course", "run", "15-01"]]
+
+
+def test_hand_over_without_exec_passes_the_status_on(monkeypatch):
+    """The way of Windows, on any system."""
+    monkeypatch.setattr(environment, "CAN_EXEC", False)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv(environment.ARRIVED, "")
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _: real([sys.executable, "-c", "import sys; sys.exit(7)"]))
+    assert environment.hand_over(Path(sys.executable), ["run"]) == 7
+
+
+def test_an_environment_that_starts_another_python_is_no_endless_loop(monkeypatch, tmp_path):
+    monkeypatch.setenv(environment.ARRIVED, "1")
+    with pytest.raises(environment.SetupError, match="clean --all"):
+        environment.is_running(tmp_path / ".venv" / "bin" / "python")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# test, lab, clean
+
+
+def test_test_command_runs_everything_unless_a_path_is_named(tmp_path):
+    everything = course_test.pytest_arguments([])
+    assert "--nbval-lax" in everything
+    assert "tests" in everything
+    assert course_test.pytest_arguments(["-k", "tests"])[-2:] == ["-k", "tests"]
+    assert "tests" in course_test.pytest_arguments(["-k", "tests"])[:-2], "a value of -k is no path"
+    narrowed = course_test.pytest_arguments(["tests/test_cli.py::test_x", "-x"])
+    assert "tests" not in narrowed
+    assert narrowed[-2:] == ["tests/test_cli.py::test_x", "-x"]
+
+
+def test_test_command_works_without_xdist(monkeypatch):
+    monkeypatch.setattr(course_test.importlib.util, "find_spec", lambda _: None)
+    assert "-n" not in course_test.pytest_arguments([])
+
+
+def test_test_command_passes_pytests_status_on(tmp_path):
+    (tmp_path / "test_one.py").write_text("def test_one(): assert 1 == 2\n")
+    answer = course("test", str(tmp_path / "test_one.py"), "-n", "0", COURSE_ENV="current")
+    assert answer.returncode == 1
+    assert "assert 1 == 2" in answer.stdout
+    assert "test: failed" in answer.stdout
+    answer = course("test", str(tmp_path / "test_one.py"), "-n", "0", "-k", "nothing", COURSE_ENV="current")
+    assert answer.returncode == 5
+
+
+def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append((command, env)) or 0)
+    monkeypatch.setattr(lab.workbook, "make", lambda notebooks, folder: 0)
+    assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["--no-browser"])) == 0
+    command, env = started[0]
+    assert command[1:3] == ["-m", "jupyterlab"]
+    assert command[-1] == "--no-browser"
+    assert f"--ServerApp.root_dir={(tmp_path / 'w').resolve()}" in command
+    assert env["JUPYTER_PREFER_ENV_PATH"] == "1"
+
+
+def test_clean_keeps_work_data_and_environment(tmp_path):
+    made = ["executed/a.ipynb", "shared/__pycache__/a.pyc", ".ruff_cache/x", "module/.ipynb_checkpoints/a.ipynb"]
+    kept = [
+        "workbook/mine.ipynb", "workbook/.ipynb_checkpoints/mine.ipynb", "datasets/full/x.npy", "datasets/sample.npy",
+        ".venv/lib/__pycache__/a.pyc", ".git/__pycache__/a", "shared/a.py",
+    ]  # fmt: skip
+    for name in made + kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert len(clean.remove(tmp_path, data=False)) == 4
+    assert not any((tmp_path / name).exists() for name in made)
+    assert all((tmp_path / name).exists() for name in kept)
+    clean.remove(tmp_path, data=True)
+    assert not (tmp_path / "datasets/full").exists()
+    assert (tmp_path / "workbook/mine.ipynb").exists()
+
+
+def test_every_make_target_is_one_call_of_course():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in cli.COMMANDS:
+        if command != "new":  # needs arguments of its own
+            assert f"\n{command}:\n\t@$(PYTHON) -m course {command}" in makefile, command
+    runner = ROOT / ".ci" / "run"
+    assert "make test" in runner.read_text(encoding="utf-8")
+    assert os.name == "nt" or os.access(runner, os.X_OK)

@@ -1,0 +1,58 @@
+"""The student edition of every notebook and template runs unsolved from top to bottom, and holds no solution."""
+
+from pathlib import Path
+
+import pytest
+
+from course import syllabus
+from course.environment import ROOT
+from course.execution import execute_blocking, read_notebook
+from course.workbook import BEGIN, END, solutions, student_edition
+
+NOTEBOOKS = [topic.path for topic in syllabus.load().topics.values() if topic.path.is_file()]
+NOTEBOOKS += sorted((ROOT / "templates").glob("*.ipynb"))
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+def code(source: str) -> str:
+    """Source without comments, blank lines and indentation, so that a moved or re-indented copy is recognised."""
+    lines = [line.strip() for line in source.splitlines()]
+    return "\n".join(line for line in lines if line and not line.startswith("#"))
+
+
+def text_of(cell) -> str:
+    """What a cell printed or showed as text."""
+    shown = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
+    return "".join("".join(text) for text in shown)
+
+
+def test_no_solution_is_left(path):
+    notebook, _ = read_notebook(path)
+    edition = student_edition(notebook)
+    everything = [f"{cell.source}\n{text_of(cell)}" for cell in edition.cells]
+    assert not any(marker in text for text in everything for marker in (BEGIN, END))
+    normalised = "\n\n".join(map(code, everything))
+    for cell_id, blocks in solutions(notebook).items():
+        for block in map(code, blocks):
+            assert block, f"{path.name}, cell '{cell_id}': an empty solution"
+            # a line or two, like `return x`, may well be elsewhere in a lesson
+            if block.count("\n") >= 2:
+                assert block not in normalised, f"{path.name}: the solution of cell '{cell_id}' is in the edition"
+    for cell in edition.cells:
+        nbgrader = cell.metadata.get("nbgrader", {})
+        if nbgrader.get("solution") or nbgrader.get("grade"):
+            assert cell.outputs == [], f"{path.name}, cell '{cell.id}': outputs kept"
+
+
+def test_edition_runs_unsolved(path):
+    edition = student_edition(read_notebook(path)[0])
+    progress = execute_blocking(edition, path.parent, timeout=200, env={"COURSE_DATA": "sample"})
+    assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"
+    for cell in edition.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            said = text_of(cell)
+            assert said.lower().count("not attempted yet") == 1, f"{path.name}, cell '{cell.id}' said: {said!r}"

@@ -1,0 +1,315 @@
+"""course.environment with a pip that installs nothing: when it is called, what it is told, how failures are mended."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from course import environment
+from course.environment import Environment, SetupError, locked, satisfies, unmet
+
+THIS_VERSION = "{}.{}".format(*sys.version_info[:2])
+
+
+class Fakes:
+    """Stands for venv, pip and the Python in .venv; records the commands."""
+
+    def __init__(self, fail_pip=None, torch_fails=None):
+        self.commands = []
+        self.fail_pip, self.torch_fails = fail_pip, torch_fails
+        self.version = THIS_VERSION
+
+    def follow(self, command, log, title, env, keep_open=None):
+        self.commands.append(command)
+        if "venv" in command:
+            python = Path(command[-1]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+            python.parent.mkdir(parents=True)
+            python.write_text("")
+            (Path(command[-1]) / "lib").mkdir()
+            return 0
+        with open(log, "a") as file:
+            file.write("Installing collected packages: torch\n")
+            if isinstance(self.fail_pip, BaseException):
+                raise self.fail_pip
+            file.write(self.fail_pip or "Successfully installed torch\n")
+        return 1 if self.fail_pip else 0
+
+    def probe(self, command, timeout=30):
+        if "import torch" in command[-1]:
+            said, status = self.torch_fails or "", 1 if self.torch_fails else 0
+            return subprocess.CompletedProcess(command, status, said)
+        return subprocess.CompletedProcess(command, 0, self.version + "\n")
+
+    def pip_calls(self):
+        return [command for command in self.commands if "pip" in command]
+
+    def venv_calls(self):
+        return [command for command in self.commands if "venv" in command]
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "requirements.txt").write_text(
+        "torch>=2.11,<2.16  # a comment\ntorchvision>=0.26,<0.30\nrich>=13\n-e .\n"
+    )
+    (tmp_path / "requirements-dev.txt").write_text("-r requirements.txt\nruff\n")
+    (tmp_path / "constraints.txt").write_text("torch==2.15.0\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    return tmp_path
+
+
+def ensure(root, fakes, index=None):
+    return Environment(root, index, follow=fakes.follow, probe=fakes.probe).ensure()
+
+
+def test_installs_once_and_again_only_when_something_changed(root):
+    fakes = Fakes()
+    python = ensure(root, fakes)
+    assert python.parent.parent == root / ".venv"
+    assert len(fakes.venv_calls()) == len(fakes.pip_calls()) == 1
+    assert fakes.pip_calls()[0][-4:] == ["-r", "requirements-dev.txt", "-c", "constraints.txt"]
+    ensure(root, fakes)
+    assert len(fakes.commands) == 2, "nothing changed, so nothing is to be called"
+    for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt", "pyproject.toml"):
+        before = len(fakes.pip_calls())
+        with open(root / name, "a") as file:
+            file.write("# changed\n")
+        ensure(root, fakes)
+        ensure(root, fakes)
+        assert len(fakes.pip_calls()) == before + 1, name
+    assert len(fakes.venv_calls()) == 1
+
+
+def test_a_failed_installation_is_reported_and_repaired(root, capsys):
+    failing = Fakes(fail_pip="ERROR: [Errno 28] No space left on device\n")
+    with pytest.raises(SetupError, match=r"No space left on device(.|\n)*The disk is full"):
+        ensure(root, failing)
+    assert not (root / ".venv/course-stamp.json").exists()
+    mended = Fakes()
+    ensure(root, mended)
+    assert len(mended.venv_calls()) == 1, "pip stopped while it copied files: packages may be half there"
+    ensure(root, mended)
+    assert len(mended.commands) == 2
+
+
+def test_interrupted_installation_is_repaired(root):
+    with pytest.raises(KeyboardInterrupt):
+        ensure(root, Fakes(fail_pip=KeyboardInterrupt()))
+    fakes = Fakes()
+    ensure(root, fakes)
+    assert fakes.pip_calls()
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Temporary failure in name resolution", "network"),
+        ("Read timed out.", "network"),
+        ("ERROR: No matching distribution found for torch==2.15.0", "must come from one index"),
+        ("ERROR: No matching distribution found for numpy==9", "another Python"),
+        ("gibberish", "clean --all"),
+    ],
+)
+def test_advice_fits_what_pip_said(root, said, advice):
+    with pytest.raises(SetupError, match=advice) as caught:
+        ensure(root, Fakes(fail_pip=said + "\n"))
+    assert said in str(caught.value)
+
+
+def test_mismatched_torch_and_torchvision_are_named_with_the_fix(root):
+    fakes = Fakes(torch_fails="RuntimeError: operator torchvision::nms does not exist\n")
+    with pytest.raises(SetupError, match=r"nms does not exist(.|\n)*one index(.|\n)*clean --all"):
+        ensure(root, fakes)
+    assert not (root / ".venv/course-stamp.json").exists()
+
+
+def test_torch_from_another_index(root):
+    fakes = Fakes()
+    ensure(root, fakes, index="http://localhost/cpu")
+    torch, rest = fakes.pip_calls()
+    assert torch[-2:] == ["torch>=2.11,<2.16", "torchvision>=0.26,<0.30"]
+    assert torch[torch.index("--index-url") + 1] == "http://localhost/cpu"
+    assert "constraints.txt" in torch
+    assert "--index-url" not in rest
+    # a later call without the variable keeps what the environment was made with
+    ensure(root, fakes)
+    assert len(fakes.commands) == 3
+    ensure(root, fakes, index="http://localhost/cu130")
+    assert len(fakes.venv_calls()) == 2, "pip takes a torch of the same version for good, so all is made anew"
+
+
+def test_broken_environments_are_rebuilt(root):
+    fakes = Fakes()
+    python = ensure(root, fakes)
+    python.unlink()
+    ensure(root, fakes)
+    assert len(fakes.venv_calls()) == 2, "its Python was gone"
+    fakes.version = "3.10"
+    with pytest.raises(SetupError):
+        ensure(root, fakes)  # the rebuilt one is 3.10 again here
+    fakes.version = THIS_VERSION
+    ensure(root, fakes)
+    (root / ".venv/course-stamp.json").write_text("{broken")
+    calls = len(fakes.pip_calls())
+    ensure(root, fakes)
+    assert len(fakes.pip_calls()) == calls + 1, "a damaged stamp is no stamp"
+
+
+def test_a_moved_repository_is_noticed(root, tmp_path_factory):
+    fakes = Fakes()
+    ensure(root, fakes)
+    there = tmp_path_factory.mktemp("moved") / "clone"
+    root.rename(there)
+    assert "moved" in Environment(there, follow=fakes.follow, probe=fakes.probe).broken()
+    ensure(there, fakes)
+    assert len(fakes.venv_calls()) == 2
+
+
+def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
+    fakes = Fakes()
+    fakes.follow([sys.executable, "-m", "venv", str(root / ".venv")], None, "", {})
+    python = ensure(root, fakes)
+    assert len(fakes.pip_calls()) == 1
+    assert "not made by this tool" in capsys.readouterr().err
+    python.unlink()
+    with pytest.raises(SetupError, match="left alone"):
+        ensure(root, fakes)
+    with pytest.raises(SetupError, match="left alone"):
+        Environment(root).remove()
+    assert (root / ".venv/lib").exists()
+
+
+def test_clean_all_removes_only_what_it_made(root):
+    fakes = Fakes()
+    assert not Environment(root).remove()
+    ensure(root, fakes)
+    assert Environment(root).remove()
+    assert not (root / ".venv").exists()
+
+
+def test_two_at_once_install_once(root):
+    fakes = Fakes()
+    slow_follow = fakes.follow
+
+    def follow(*args):
+        time.sleep(0.3)
+        return slow_follow(*args)
+
+    threads = [
+        threading.Thread(target=Environment(root, None, follow=follow, probe=fakes.probe).ensure) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(fakes.venv_calls()) == len(fakes.pip_calls()) == 1
+
+
+def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path):
+    path = tmp_path / "lock"
+    code = """
+        import sys, time
+        from pathlib import Path
+        from course.environment import locked
+        with locked(Path(sys.argv[1]), 5, print):
+            print("held", flush=True)
+            time.sleep(60)
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)], stdout=subprocess.PIPE, cwd=environment.ROOT
+    )
+    try:
+        assert holder.stdout.readline().strip() == b"held"
+        told = []
+        with pytest.raises(SetupError, match="Another process"), locked(path, 0.3, told.append):
+            pass
+        assert len(told) == 1
+    finally:
+        holder.kill()
+        holder.wait(timeout=30)
+        holder.stdout.close()
+    with locked(path, 10, told.append):
+        pass
+
+
+def test_a_real_venv_is_made_and_recognised(root):
+    """The real `venv` and `follow`, without pip: what Python makes is what `broken` expects."""
+
+    def follow(command, log, title, env, keep_open=None):
+        if "venv" in command:
+            return environment.follow([*command, "--without-pip"], log, title, env, keep_open)
+        return 0
+
+    def probe(command, timeout=30):
+        if "import torch" in command[-1]:
+            return subprocess.CompletedProcess(command, 0, "")
+        return environment.probe(command, timeout)
+
+    made = Environment(root, None, follow=follow, probe=probe)
+    python = made.ensure()
+    assert made.broken() is None
+    assert made.up_to_date()
+    answer = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
+    assert Path(answer.stdout.strip()).resolve() == (root / ".venv").resolve()
+    marker = json.loads(made.marker.read_text())
+    made.marker.write_text(json.dumps({**marker, "python": "3.1"}))
+    assert "made for Python 3.1" in made.broken()
+
+
+def test_follow_logs_and_passes_the_status_on(tmp_path, capsys):
+    code = "import sys; print('Downloading torch.whl (530.6 MB)'); print('oh', file=sys.stderr); sys.exit(3)"
+    log = tmp_path / "log"
+    assert environment.follow([sys.executable, "-c", code], log, "Installing", dict(os.environ)) == 3
+    assert "oh" in log.read_text()
+    assert "Downloading torch.whl" in capsys.readouterr().err
+
+
+def test_an_unwritable_repository_is_explained(root):
+    (root / ".venv").write_text("a file is in the way")
+    with pytest.raises(SetupError, match=r"Can't write the environment(.|\n)*COURSE_ENV=current"):
+        ensure(root, Fakes())
+
+
+def test_current_python_lacking_something(root):
+    versions = {"torch": "2.10.1+cu130", "torchvision": "0.29.2+cpu"}
+
+    def installed(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    assert unmet(root, "run", installed) == [
+        "torch 2.10.1+cu130 is not supported (torch>=2.11,<2.16)",
+        "rich is missing (rich>=13)",
+    ]
+    versions |= {"torch": "2.15.0a0+git123", "rich": "15.0"}
+    assert unmet(root, "run", installed) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "ranges", "expected"),
+    [
+        ("2.11", ">=2.11,<2.16", True),
+        ("2.11.0+cpu", ">=2.11,<2.16", True),
+        ("2.16.0", ">=2.11,<2.16", False),
+        ("2.9", ">=2.11", False),
+        ("1.0", "", True),
+        ("1.0.0", "==1.0", True),
+        ("13.7.1", ">=13.7", True),
+    ],
+)
+def test_version_ranges(version, ranges, expected):
+    assert satisfies(version, ranges) is expected
+
+
+def test_unknown_course_env_is_refused(monkeypatch):
+    monkeypatch.setenv("COURSE_ENV", "curent")
+    with pytest.raises(SetupError, match="curent"):
+        environment.prepare("run")
