@@ -105,6 +105,7 @@ def curves(
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
+    dashes: bool = True,
 ) -> Axes:
     """Draw one line a series, with a legend if there is more than one.
 
@@ -113,8 +114,9 @@ def curves(
         series: label → values; all of one length if `x` is given.
         x: positions of the values; 0, 1, 2, ... if None.
         title, xlabel, ylabel: texts; units belong into the labels.
+        dashes: a line style for each series besides its colour; False for noisy curves, where dashes look like gaps.
     """
-    styles = ["-", "--", "-.", ":"]
+    styles = ["-", "--", "-.", ":"] if dashes else ["-"]
     for i, (label, values) in enumerate(series.items()):
         positions = range(len(values)) if x is None else x
         ax.plot(positions, values, styles[i % len(styles)], label=label)

@@ -144,6 +144,14 @@ class ForwardIsSigmoid(Function):
         return torch.sigmoid(x)
 
 
+class Overflows(_Swish):
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        s = torch.exp(x) / (1 + torch.exp(x))
+        return g * s * (1 + x * (1 - s))
+
+
 class Unfinished(_Swish):
     @staticmethod
     def backward(ctx, g):
@@ -162,6 +170,7 @@ WRONG_SWISH = [
     (SavesSigmoid, "gradgradcheck"),
     (Attribute, "save_for_backward"),
     (RecomputesButSavesBoth, "recompute the rest"),
+    (Overflows, "torch.sigmoid\\(x\\) does not"),
     (Unfinished, "still raises NotImplementedError"),
 ]
 
@@ -218,6 +227,15 @@ class HooksTheInput(nn.Module):
         return x
 
 
+class CallsForward(nn.Module):
+    def __init__(self, alpha=1.0):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x):
+        return x.view_as(x)
+
+
 class TrainableAlpha(nn.Module):
     def __init__(self, alpha=1.0):
         super().__init__()
@@ -234,6 +252,7 @@ WRONG_REVERSAL = [
     (reversal(lambda ctx, g: -ctx.module.alpha * g), "from its own forward"),
     (reversal(lambda ctx, g: -ctx.alpha * g, forward=lambda x: -x), "forward is the identity"),
     (reversal(lambda ctx, g: -ctx.alpha * g if ctx.alpha else None), "alpha = 0"),
+    (CallsForward, "apply"),
     (HooksTheInput, "only the path|both the sign"),
     (TrainableAlpha, "not an nn.Parameter"),
 ]
@@ -313,6 +332,22 @@ def _keeps_old_recordings(self):
     return self
 
 
+def _clears_everybodys(self, kind, value, trace):
+    for module in self.model.modules():
+        module._forward_hooks.clear()
+
+
+def _late_binding(self):
+    RightRecorder.__enter__(self)
+    RightRecorder.__exit__(self, None, None, None)
+    for name in self.names:
+        module = dict(self.model.named_modules())[name]
+        self.handles.append(
+            module.register_forward_hook(lambda m, a, o: self.activations[name].append(o.detach().clone()))  # noqa: B023
+        )
+    return self
+
+
 def _last_only(self):
     self.activations = {}
     for name in self.names:
@@ -336,6 +371,9 @@ WRONG_RECORDER = [
     (recorder(__exit__=_forgets), "list with one tensor|don't clear"),
     (recorder(__enter__=_registers_while_looking), "no hook is left after an unknown name"),
     (recorder(__enter__=_keeps_old_recordings), "starts afresh"),
+    (recorder(__exit__=_clears_everybodys), "hooks of others stay"),
+    (recorder(make=lambda self, store: _hook(store, lambda o: o.detach().clone().cpu())), "to_cpu=False"),
+    (recorder(__enter__=_late_binding), "name=name"),
     (recorder(__enter__=_last_only), "append to a list"),
     (recorder(__enter__=lambda self: RightRecorder.__enter__(self) and None), "returns self"),
 ]
@@ -369,7 +407,9 @@ def right_dead_units(model, batches):
     return {name: (torch.stack(found).amax(0) == 0).clone() for name, found in highest.items()}
 
 
-def dead(combine="any", restore="own", evaluate=True, no_grad=True, cleanup=True, reduce="channel", threshold=0.0):
+def dead(
+    combine="any", restore="own", evaluate=True, no_grad=True, cleanup=True, reduce="channel", threshold=0.0, zero=False
+):
     """A dead-unit detector with chosen faults."""
 
     def detector(model, batches):
@@ -399,7 +439,12 @@ def dead(combine="any", restore="own", evaluate=True, no_grad=True, cleanup=True
         with torch.set_grad_enabled(not no_grad):
             for batch in batches:
                 model(batch)
-        if cleanup:
+        if zero:
+            model.zero_grad()
+        if cleanup == "everybody's":
+            for m in model.modules():
+                m._forward_hooks.clear()
+        elif cleanup:
             for handle in handles:
                 handle.remove()
         if restore == "own":
@@ -423,8 +468,10 @@ WRONG_DEAD = [
     (dead(restore="train"), "each module's own"),
     (dead(restore="none"), "mode it was in"),
     (dead(cleanup=False), "no hook is left"),
+    (dead(cleanup="everybody's"), "finally|hooks of others stay"),
+    (dead(zero=True), "gradients are untouched"),
     (dead(), "finally"),
-    (lambda model, batches: {n: ~a for n, a in dead()(model, batches).items() if n == "2"}, "nn.ReLU"),
+    (lambda model, batches: {n: ~a for n, a in dead()(model, batches).items() if n == "2"}, "nested ones too"),
 ]
 
 # ---------------------------------------------------------------- clipping
@@ -441,7 +488,7 @@ def right_clip(model, limit):
     return lambda: [h.remove() for h in handles]
 
 
-def clip(register="post", low=-1.0, fixed=None, undo=True, touch_weights=False, by_norm=False):
+def clip(register="post", low=-1.0, fixed=None, undo=True, touch_weights=False, by_norm=False, in_place=True):
     """Clipping with chosen faults."""
 
     def start(model, limit):
@@ -452,8 +499,10 @@ def clip(register="post", low=-1.0, fixed=None, undo=True, touch_weights=False, 
                 p.data.clamp_(-bound, bound)
             elif by_norm:
                 p.grad.mul_(min(1.0, bound / float(p.grad.norm())))
-            else:
+            elif in_place:
                 p.grad.clamp_(low * bound, bound)
+            else:
+                p.grad.clamp(-bound, bound)
 
         handles = []
         for p in model.parameters():
@@ -464,6 +513,10 @@ def clip(register="post", low=-1.0, fixed=None, undo=True, touch_weights=False, 
                     handles.append(p.register_hook(lambda g: g.clamp(-bound, bound)))
 
         def remove():
+            if undo == "everybody's":
+                for p in model.parameters():
+                    if p._post_accumulate_grad_hooks:
+                        p._post_accumulate_grad_hooks.clear()
             for handle in handles if undo is True else handles[:1]:
                 handle.remove()
 
@@ -480,13 +533,15 @@ def clips_once_now(model, limit):
 
 
 WRONG_CLIP = [
-    (clips_once_now, "bit for bit"),
+    (clips_once_now, "beyond the limit"),
+    (clip(in_place=False), "with underscore"),
     (clip(register="tensor"), "a second one without zero_grad[\\s\\S]*not the sum"),
     (clip(low=0.0), "bit for bit"),
     (clip(by_norm=True), "bit for bit"),
-    (clip(touch_weights=True), "bit for bit|not param"),
-    (clip(fixed=0.05), "use the limit that was given"),
-    (clip(undo=False), "no hook is left"),
+    (clip(touch_weights=True), "beyond the limit"),
+    (clip(fixed=0.0625), "use the limit that was given"),
+    (clip(undo=False), "remove the handle of every parameter"),
+    (clip(undo="everybody's"), "no hook that isn't yours"),
     (clip(undo=None), "returns a function"),
 ]
 
@@ -556,8 +611,8 @@ def decoupled_sgd_only(model, make):
 WRONG_STEP = [
     (step(rebuild=True), "built once"),
     (step(drop="zero"), "dropped as soon"),
-    (step(drop="keep"), "equal the usual loop's"),
-    (step(late_binding=True), "equal the usual loop's"),
+    (step(drop="keep"), "dropped as soon"),
+    (step(late_binding=True), "look it up by parameter|dropped as soon"),
     (step(undo=False), "no hook is left"),
     (decoupled_sgd_only, "Adam: parameters after 4 steps"),
 ]

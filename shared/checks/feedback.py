@@ -177,7 +177,7 @@ class Exercise:
                 hint = (
                     "a part of the answer still raises NotImplementedError"
                     if _is_stub(error)
-                    else "run the line that is named above on a small input of your own"
+                    else "if a line of yours is named, run it by itself; else compare what you return with the task"
                 )
                 result.lines.append("  WRONG  the answer raised an exception")
                 for name, text in (("expected", expected), ("got", _describe(error)), ("hint", hint)):

@@ -59,6 +59,15 @@ def swish(trial: Trial, answer: Any) -> None:
     )
     trial.equal("backward leaves grad_output as it was", sent, grad_output, hint="no in-place operation on grad_output")
 
+    far = torch.tensor([-100.0, 0.0, 100.0], requires_grad=True)
+    y = answer.apply(far)
+    (slope,) = torch.autograd.grad(y.sum(), far)
+    for item, got, want in (
+        ("no overflow in forward at x = ±100", y.detach(), torch.tensor([0.0, 0.0, 100.0])),
+        ("no overflow in backward at x = ±100", slope, torch.tensor([0.0, 0.5, 1.0])),
+    ):
+        trial.close(item, got, want, hint="exp(x) / (1 + exp(x)) overflows; torch.sigmoid(x) does not")
+
     points = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     for item, verify, hint in (
         (
@@ -156,6 +165,13 @@ def gradient_reversal(trial: Trial, answer: Any) -> None:
     grad_output = torch.randn(2, 3, 4)
     sent = grad_output.clone()
     (got,) = torch.autograd.grad(y, x, sent, allow_unused=True)
+    trial.that(
+        "backward is the Function's",
+        got is None or not torch.equal(got, grad_output),
+        expected="a changed gradient",
+        got="the incoming one, unchanged",
+        hint="calling forward yourself makes no node; use ReverseGradient.apply(x, self.alpha)",
+    )
     trial.close(
         "gradient is -alpha times the incoming one",
         got,
@@ -196,6 +212,24 @@ def _hook_count(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
+class _ForeignHooks:
+    """Hooks that somebody else has put on every submodule; `alive` says whether all are still called."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model, self.x, self.called = model, x, set()
+        self.handles = [m.register_forward_hook(lambda m, args, out: self.called.add(m)) for m in model.modules()]
+
+    def alive(self) -> bool:
+        self.called.clear()
+        with torch.no_grad():
+            self.model(self.x)
+        return self.called == set(self.model.modules())
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
 @exercise("15-01.3", "An activation recorder that cleans up")
 def activation_recorder(trial: Trial, answer: Any) -> None:
     """`answer(model, names, to_cpu)` is a context manager that records outputs of submodules."""
@@ -229,7 +263,8 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         all(isinstance(v, list) and len(v) == 1 for v in recorded.values()),
         expected="lists of length 1 after one forward",
         got=str({k: len(v) if isinstance(v, list) else type(v).__name__ for k, v in recorded.items()}),
-        hint="append to a list: a submodule may be called several times",
+        hint="append to a list: a submodule may be called several times; and a hook made in a loop sees the loop's "
+        "last name unless it binds its own (name=name)",
     )
     for name in names:
         trial.close(
@@ -307,6 +342,43 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         hint="look up every name before the first hook is registered: __exit__ does not run when __enter__ raises",
     )
 
+    foreign = _ForeignHooks(model, x)
+    with recorder:
+        model(x)
+    trial.that(
+        "hooks of others stay",
+        foreign.alive(),
+        expected="the hooks that were there before",
+        got="some of them gone",
+        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
+    )
+    foreign.remove()
+
+    # the meta device holds no data, so a copy to the CPU raises: an answer that keeps to_cpu=False passes
+    elsewhere = nn.Sequential(nn.Linear(4, 2, device="meta"))
+    with answer(elsewhere, ["0"], to_cpu=False) as staying:
+        trial.call(
+            "to_cpu=False leaves tensors on their device",
+            lambda: elsewhere(torch.empty(3, 4, device="meta")),
+            hint="copy to the CPU only if self.to_cpu is true",
+        )
+    trial.equal(
+        "to_cpu=False leaves tensors on their device",
+        str(staying.activations["0"][0].device),
+        "meta",
+        hint="copy to the CPU only if self.to_cpu is true",
+    )
+    if torch.cuda.is_available():
+        there = nn.Sequential(nn.Linear(4, 2, device="cuda"))
+        with answer(there, ["0"]) as moving:
+            there(torch.empty(3, 4, device="cuda"))
+        trial.equal(
+            "to_cpu=True moves them",
+            str(moving.activations["0"][0].device),
+            "cpu",
+            hint="output.detach().clone().cpu()",
+        )
+
 
 # ---------------------------------------------------------------- 15-01.4
 
@@ -319,13 +391,14 @@ def _net_with_dead_units() -> tuple[nn.Sequential, list[Tensor], dict[str, Tenso
         conv.bias.copy_(torch.tensor([0.0, -100.0, -5.0]))  # channel 1 never, channel 2 for inputs above 5 only
         linear.weight.zero_()
         linear.bias.copy_(torch.tensor([1.0, -1.0, 0.0, 2.0]))  # units 1 and 2 are never above zero
-    net = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Dropout(0.9), linear, nn.ReLU())
+    head = nn.Sequential(linear, nn.ReLU())
+    net = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Dropout(0.9), head)
     net.train()
     norm.eval()  # frozen statistics, as in fine-tuning
     quiet = torch.rand(4, 1, 2, 2)
     loud = quiet.clone()
     loud[2, 0, 1, 1] = 9.0  # one position of one image wakes channel 2
-    dead = {"2": torch.tensor([False, True, False]), "6": torch.tensor([False, True, True, False])}
+    dead = {"2": torch.tensor([False, True, False]), "5.1": torch.tensor([False, True, True, False])}
     return net, [loud, quiet], dead
 
 
@@ -333,6 +406,8 @@ def _net_with_dead_units() -> tuple[nn.Sequential, list[Tensor], dict[str, Tenso
 def dead_units(trial: Trial, answer: Any) -> None:
     """`answer(model, batches)` returns ReLU name → bool tensor, True where a unit was always zero."""
     net, batches, want = _net_with_dead_units()
+    net(batches[0]).sum().backward()
+    grads = {name: p.grad.clone() for name, p in net.named_parameters()}
     before = copy.deepcopy(net.state_dict())
     modes = [m.training for m in net.modules()]
     watched: list[tuple[bool, bool]] = []
@@ -344,9 +419,9 @@ def dead_units(trial: Trial, answer: Any) -> None:
         isinstance(got, dict) and sorted(got) == sorted(want),
         expected=str(sorted(want)),
         got=str(sorted(got) if isinstance(got, dict) else got),
-        hint="[n for n, m in model.named_modules() if isinstance(m, nn.ReLU)]",
+        hint="[n for n, m in model.named_modules() if isinstance(m, nn.ReLU)]: nested ones too",
     )
-    for name, kind in (("6", "linear layer"), ("2", "convolution")):
+    for name, kind in (("5.1", "linear layer"), ("2", "convolution")):
         trial.equal(
             f"units of the {kind}",
             got[name],
@@ -384,7 +459,24 @@ def dead_units(trial: Trial, answer: Any) -> None:
         got="a changed one",
         hint="batch norm updates its running statistics in train mode",
     )
+    trial.that(
+        "gradients are untouched",
+        all(p.grad is not None and torch.equal(p.grad, grads[name]) for name, p in net.named_parameters()),
+        expected="the gradients from before",
+        got="others, or none",
+        hint="without a graph there is nothing to zero: no zero_grad",
+    )
     trial.equal("no hook is left", _hook_count(net), 0, hint="remove the handles, in finally")
+    foreign = _ForeignHooks(net, batches[0])
+    answer(net, batches)
+    trial.that(
+        "hooks of others stay",
+        foreign.alive(),
+        expected="the hooks that were there before",
+        got="some of them gone",
+        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
+    )
+    foreign.remove()
     bad = [batches[0], torch.zeros(1, 7, 2, 2)]
     with contextlib.suppress(RuntimeError):
         answer(net, bad)
@@ -433,7 +525,7 @@ def clip_at_accumulation(trial: Trial, answer: Any) -> None:
     """`answer(model, limit)` clips at accumulation and returns a function that undoes it."""
     model = _TiedNet()
     usual = copy.deepcopy(model)
-    limit = 0.05
+    limit = 0.0625  # a power of two: the same number in float32 and in Python
     remove = answer(model, limit)
     trial.that(
         "returns a function",
@@ -441,6 +533,16 @@ def clip_at_accumulation(trial: Trial, answer: Any) -> None:
         expected="a function that removes the hooks",
         got=repr(remove),
         hint="keep the handles in a list and return a function that removes each",
+    )
+    model.zero_grad()
+    _loss(model, seed=1, scale=20.0).backward()
+    largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    trial.that(
+        "no gradient is beyond the limit",
+        largest <= limit,
+        expected=f"at most {limit}",
+        got=f"{largest:.3g}",
+        hint="change param.grad itself: clamp_ (with underscore) in a post-accumulate hook; clamp makes a new tensor",
     )
     for item, fresh in (("after one backward", True), ("after a second one without zero_grad", False)):
         for net in (model, usual):
@@ -473,10 +575,15 @@ def clip_at_accumulation(trial: Trial, answer: Any) -> None:
     )
     stop()
 
+    foreign = model.head.weight.register_post_accumulate_grad_hook(lambda p: None)
     remove()
     trial.equal(
-        "no hook is left after undoing", _post_hook_count(model), 0, hint="remove the handle of every parameter"
+        "after undoing, only a hook of somebody else's is left",
+        _post_hook_count(model),
+        1,
+        hint="remove the handle of every parameter, and no hook that isn't yours",
     )
+    foreign.remove()
     for net in (model, usual):
         net.zero_grad()
         _loss(net, seed=3, scale=20.0).backward()
@@ -557,6 +664,12 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
             optimizer.step()
         for counter in counters:
             counter.remove()
+        trial.equal(
+            f"{label}: every gradient is dropped as soon as it was used",
+            (max(held), [p.grad for p in model.parameters()]),
+            (0, [None] * len(list(model.parameters()))),
+            hint="set param.grad = None in the hook, right after the step; zeros still take memory",
+        )
         different = [
             n for (n, p), q in zip(model.named_parameters(), usual.parameters(), strict=True) if not p.equal(q)
         ]
@@ -565,14 +678,8 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
             not different,
             expected="the same bits in every parameter",
             got=f"other values in {', '.join(different)}",
-            hint="one optimizer for each parameter, built once (Adam's state lives in it), stepped when that "
-            "parameter's gradient is complete; frozen parameters have none",
-        )
-        trial.equal(
-            f"{label}: every gradient is dropped as soon as it was used",
-            (max(held), [p.grad for p in model.parameters()]),
-            (0, [None] * len(list(model.parameters()))),
-            hint="set param.grad = None in the hook, right after the step; zeros still take memory",
+            hint="step each parameter once, with its own optimizer (a function made in a loop sees the last one: "
+            "look it up by parameter), built once, since Adam's state lives in it",
         )
         remove()
         trial.equal(
