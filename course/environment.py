@@ -496,7 +496,7 @@ def read_json(path: Path) -> dict[str, str]:
 
 def write_json(path: Path, value: dict[str, str]) -> None:
     """Write a small file of ours, whole or not at all."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(new, path)
 

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -202,13 +202,10 @@ def test_two_at_once_install_once(root):
         time.sleep(0.3)
         return slow_follow(*args)
 
-    threads = [
-        threading.Thread(target=Environment(root, None, follow=follow, probe=fakes.probe).ensure) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    environments = [Environment(root, None, follow=follow, probe=fakes.probe) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        pythons = [future.result(30) for future in [pool.submit(e.ensure) for e in environments]]
+    assert len(set(pythons)) == 1
     assert len(fakes.venv_calls()) == len(fakes.pip_calls()) == 1
 
 
