@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shared.data_formats import SPLITS, DamagedFile, DataError, Split, read_sample, read_split
-from shared.data_specs import SPECS, DataSpec
+from shared.data_formats import read_sample, read_split
+from shared.data_specs import SPECS
 from shared.data_store import data_root, fetch, mirrors_for
+from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
 from shared.downloads import terminal
 
 

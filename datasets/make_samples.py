@@ -12,9 +12,10 @@ import sys
 
 import numpy as np
 
-from shared.data_formats import SPLITS, Split, digest, read_split, sample_paths, write_sample
+from shared.data_formats import digest, read_split, sample_paths, write_sample
 from shared.data_specs import SPECS
 from shared.data_store import data_root
+from shared.data_types import SPLITS, Split
 
 
 def select(labels: np.ndarray, count: int, classes: int) -> np.ndarray:

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from shared.data_formats import SPLITS, DamagedFile, DataError, Split, read_sample, read_split
-from shared.data_specs import CIFAR10, FASHION_MNIST, DataSpec
+from shared.data_formats import read_sample, read_split
+from shared.data_specs import CIFAR10, FASHION_MNIST
 from shared.data_store import PATIENT_ROUNDS, data_root, fetch, recent_failure
+from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
 from shared.downloads import QUICK, terminal
 
 MODES = ("sample", "full", "auto")

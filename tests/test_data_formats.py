@@ -32,9 +32,6 @@ from shared.data_formats import (
     CIFAR_TAR,
     NPY_FOLDER,
     PACKAGE_TGZ,
-    SPLITS,
-    DamagedFile,
-    DataError,
     decode,
     decode_batch,
     npy_bytes,
@@ -43,6 +40,7 @@ from shared.data_formats import (
     read_split,
     sample_paths,
 )
+from shared.data_types import SPLITS, DamagedFile, DataError
 
 DAMAGE = pytest.mark.parametrize("damage", [truncate, flip_bit])
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shared.data_formats import CIFAR_BATCHES, CIFAR_META, PACKAGE_LABELS, SPLITS, Split, digest, write_sample
-from shared.data_specs import CIFAR10, FASHION_MNIST, DataSpec, SplitSpec
+from shared.data_formats import CIFAR_BATCHES, CIFAR_META, PACKAGE_LABELS, digest, write_sample
+from shared.data_specs import CIFAR10, FASHION_MNIST
+from shared.data_types import SPLITS, DataSpec, Split, SplitSpec
 from shared.downloads import Patience
 
 COUNTS = {"train": 40, "test": 20}
