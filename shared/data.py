@@ -299,7 +299,4 @@ def _announce_sample(spec: DataSpec, reason: str) -> None:
     _announced.add(key)
     train, test = (spec.sample[split].count for split in SPLITS)
     reason = " ".join(reason.split())
-    _say(
-        f"{spec.name}: bundled sample, {train:,} train and {test:,} test images ({reason}). "
-        f"Full set: `make data` or `python -m course data --fetch {spec.key}`"
-    )
+    _say(f"{spec.name}: bundled sample, {train:,} train and {test:,} test images ({reason}); full set: `make data`")

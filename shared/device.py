@@ -65,10 +65,7 @@ def get_device() -> torch.device:
     for key, value in rows.items():
         print(f"{key:<{width}}  {value}")
     if device.type != "cuda":
-        print(
-            "No CUDA device in use: everything runs here, and what only a GPU can show comes from "
-            "recordings labelled with the machine they were made on."
-        )
+        print("No CUDA device: all runs here; what only a GPU shows comes from recordings that name their machine.")
     return device
 
 

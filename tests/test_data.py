@@ -335,7 +335,7 @@ def test_auto_without_a_network_gives_the_sample_and_waits_only_once(tmp_path, c
     assert found.source == "sample"
     line = one_line(capsys)
     assert (
-        "(fetching the full set failed: train-images-idx3-ubyte.gz: connection refused). Full set: `make data`" in line
+        "(fetching the full set failed: train-images-idx3-ubyte.gz: connection refused); full set: `make data`" in line
     )
     person.execution_count = 2
     monkeypatch.setattr(data, "fetch", lambda *_, **__: pytest.fail("tried again"))
