@@ -34,7 +34,7 @@ def test_the_notebooks_own_answer_passes(name):
 
 
 class RightSwish(Function):
-    """Another right answer: setup_context style, derivative written as y/x-free expression, torch.addcmul."""
+    """Another right answer: setup_context style, other formulas."""
 
     @staticmethod
     def forward(x):
@@ -178,7 +178,7 @@ WRONG_SWISH = [
 
 
 class RightReversal(nn.Module):
-    """Another right answer: no Function, but a straight composition, -alpha·x + (1 + alpha)·x detached."""
+    """Another right answer: no Function, but a tensor hook on a copy."""
 
     def __init__(self, alpha=1.0):
         super().__init__()
@@ -192,7 +192,7 @@ class RightReversal(nn.Module):
         return y
 
 
-def reversal(backward, forward=lambda x: x.view_as(x), keep=lambda module: module.alpha):
+def reversal(backward, forward=lambda x: x.view_as(x)):
     """A reversal module with the given pieces."""
 
     class Fn(Function):
@@ -261,7 +261,7 @@ WRONG_REVERSAL = [
 
 
 class RightRecorder:
-    """Another right answer: an ExitStack-free version that stores copies made with torch.empty_like."""
+    """Another right answer: get_submodule, one hook factory, copies into new tensors."""
 
     def __init__(self, model, names, to_cpu=True):
         self.model, self.names, self.to_cpu, self.handles, self.activations = model, list(names), to_cpu, [], {}
@@ -478,7 +478,7 @@ WRONG_DEAD = [
 
 
 def right_clip(model, limit):
-    """Another right answer: torch.clip out of place, handles closed over by a nested class-free function."""
+    """Another right answer: torch.clip out of place."""
     handles = []
     for p in model.parameters():
         if p.requires_grad:

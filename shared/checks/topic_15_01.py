@@ -212,22 +212,23 @@ def _hook_count(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-class _ForeignHooks:
-    """Hooks that somebody else has put on every submodule; `alive` says whether all are still called."""
-
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
-        self.model, self.x, self.called = model, x, set()
-        self.handles = [m.register_forward_hook(lambda m, args, out: self.called.add(m)) for m in model.modules()]
-
-    def alive(self) -> bool:
-        self.called.clear()
-        with torch.no_grad():
-            self.model(self.x)
-        return self.called == set(self.model.modules())
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+def _foreign_hooks_stay(trial: Trial, model: nn.Module, x: Tensor, use: Callable[[], object]) -> None:
+    """Pass if forward hooks that somebody else has put on every submodule are still called after `use()`."""
+    called: set[nn.Module] = set()
+    handles = [m.register_forward_hook(lambda m, args, out: called.add(m)) for m in model.modules()]
+    use()
+    called.clear()
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    trial.that(
+        "hooks of others stay",
+        called == set(model.modules()),
+        expected="the hooks that were there before",
+        got="some of them gone",
+        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
+    )
 
 
 @exercise("15-01.3", "An activation recorder that cleans up")
@@ -342,17 +343,11 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         hint="look up every name before the first hook is registered: __exit__ does not run when __enter__ raises",
     )
 
-    foreign = _ForeignHooks(model, x)
-    with recorder:
-        model(x)
-    trial.that(
-        "hooks of others stay",
-        foreign.alive(),
-        expected="the hooks that were there before",
-        got="some of them gone",
-        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
-    )
-    foreign.remove()
+    def record() -> None:
+        with recorder:
+            model(x)
+
+    _foreign_hooks_stay(trial, model, x, record)
 
     # the meta device holds no data, so a copy to the CPU raises: an answer that keeps to_cpu=False passes
     elsewhere = nn.Sequential(nn.Linear(4, 2, device="meta"))
@@ -467,16 +462,7 @@ def dead_units(trial: Trial, answer: Any) -> None:
         hint="without a graph there is nothing to zero: no zero_grad",
     )
     trial.equal("no hook is left", _hook_count(net), 0, hint="remove the handles, in finally")
-    foreign = _ForeignHooks(net, batches[0])
-    answer(net, batches)
-    trial.that(
-        "hooks of others stay",
-        foreign.alive(),
-        expected="the hooks that were there before",
-        got="some of them gone",
-        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
-    )
-    foreign.remove()
+    _foreign_hooks_stay(trial, net, batches[0], lambda: answer(net, batches))
     bad = [batches[0], torch.zeros(1, 7, 2, 2)]
     with contextlib.suppress(RuntimeError):
         answer(net, bad)
