@@ -1,0 +1,403 @@
+"""shared.distributed: results, faults in every collective, nothing left behind."""
+
+import gc
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from shared import LaunchError, launch
+from shared.distributed import default_backend
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """The fork server and the resource tracker run and may stay."""
+    launch(os.getpid, 1, backend="gloo")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(warm):
+    """Every test ends with the processes, threads, descriptors and temporary folders it began with."""
+    before = _inventory()
+    yield
+    deadline = time.monotonic() + 5
+    while (after := _inventory()) != before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert after == before
+
+
+def _inventory():
+    me = psutil.Process()
+    folders = sorted(path.name for path in Path(tempfile.gettempdir()).glob("launch-*") if _mine(path))
+    ports = sorted(c.laddr.port for c in me.net_connections() if c.status == psutil.CONN_LISTEN)
+    return {
+        "children": sorted(child.pid for child in me.children(recursive=True)),
+        "threads": threading.active_count(),
+        "descriptors": me.num_fds() if hasattr(me, "num_fds") else 0,
+        "folders": folders,
+        "ports": ports,
+    }
+
+
+_OTHERS = {path.name for path in Path(tempfile.gettempdir()).glob("launch-*")}  # of other workers or older crashes
+_STARTED = time.time()
+
+
+def _mine(folder: Path) -> bool:
+    """Other test processes launch too; what is theirs vanishes soon, so only what stays for seconds counts."""
+    try:
+        return folder.name not in _OTHERS and time.time() - folder.stat().st_mtime > 20
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------- results
+
+
+def identify(offset):
+    x = torch.tensor(float(dist.get_rank() + offset))
+    dist.all_reduce(x)
+    return dist.get_rank(), dist.get_world_size(), x, os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_results_come_back_by_rank(size):
+    results = launch(identify, size, 10, backend="gloo")
+    total = float(sum(range(10, 10 + size)))
+    assert results == [(rank, size, torch.tensor(total), str(rank), str(size)) for rank in range(size)]
+
+
+def test_closures_local_classes_and_large_results():
+    class Pair:
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+    big = torch.arange(2_000_000)
+
+    def work(factor):
+        return Pair(dist.get_rank(), big * factor)
+
+    for rank, pair in enumerate(launch(work, 2, 3, backend="gloo")):
+        assert isinstance(pair, Pair)
+        assert pair.a == rank
+        assert torch.equal(pair.b, big * 3)
+
+
+def test_a_function_of_a_module_and_a_lambda():
+    assert launch(dist.get_rank, 3, backend="gloo") == [0, 1, 2]
+    assert launch(lambda: dist.get_backend(), 2) == [default_backend(2)] * 2
+
+
+def test_the_environment_of_now_reaches_the_ranks(monkeypatch):
+    monkeypatch.setenv("COURSE_LAUNCH_TEST", "now")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    seen = launch(lambda: (os.environ["COURSE_LAUNCH_TEST"], torch.get_num_threads(), os.getcwd()), 2, backend="gloo")
+    assert seen == [("now", 1, os.getcwd())] * 2
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_output_comes_back_in_order_of_ranks(capsys):
+    def speak():
+        for i in range(3):
+            print("line", i, "of", dist.get_rank())
+            dist.barrier()
+        os.write(1, b"from below\n")
+        print("warning", file=sys.stderr)
+
+    launch(speak, 3, backend="gloo")
+    out, err = capsys.readouterr()
+    lines = [f"[rank {r}] {text}" for r in range(3) for text in (*(f"line {i} of {r}" for i in range(3)), "from below")]
+    assert out.splitlines() == lines
+    assert err.splitlines() == [f"[rank {r}] warning" for r in range(3)]
+
+
+def test_output_before_a_failure_is_shown(capsys):
+    def speak():
+        print("last words of", dist.get_rank(), end="")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+        dist.barrier()
+
+    with pytest.raises(LaunchError):
+        launch(speak, 2, backend="gloo")
+    assert capsys.readouterr() == ("[rank 0] last words of 0\n[rank 1] last words of 1\n", "")
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="world_size"):
+        launch(os.getpid, 0)
+    with pytest.raises(ValueError, match="timeout"):
+        launch(os.getpid, 1, timeout=0)
+    with pytest.raises(ValueError, match="no backend 'morse'"):
+        launch(os.getpid, 1, backend="morse")
+
+
+def test_ranks_can_have_children_of_their_own():
+    def load():
+        data = torch.utils.data.TensorDataset(torch.arange(6))
+        loader = torch.utils.data.DataLoader(data, batch_size=3, num_workers=1)
+        return [int(batch[0].sum()) for batch in loader]
+
+    assert launch(load, 2, backend="gloo") == [[3, 12]] * 2
+
+
+# ---------------------------------------------------------------- faults, in every collective
+
+CALLS = {
+    "send": lambda x: dist.send(x, 1) if dist.get_rank() == 0 else dist.barrier(),
+    "recv": lambda x: dist.recv(x, 1) if dist.get_rank() == 0 else dist.barrier(),
+    "broadcast": lambda x: dist.broadcast(x, 1),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "all_reduce": dist.all_reduce,
+    "all_gather": lambda x: dist.all_gather([torch.empty_like(x) for _ in range(2)], x),
+    "reduce_scatter": lambda x: dist.reduce_scatter_tensor(torch.empty(1), x),
+    "all_to_all": lambda x: dist.all_to_all_single(torch.empty_like(x), x),
+    "barrier": lambda x: dist.barrier(),
+    "wait": lambda x: dist.all_reduce(x, async_op=True).wait(),
+}
+
+
+def faulty(call, fault):
+    if dist.get_rank() == 1:
+        if fault == "raise":
+            raise ValueError("on purpose")
+        if fault == "exit":
+            os._exit(7)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # for ever
+            time.sleep(3600)
+    call(torch.ones(2))
+    return "done"
+
+
+@pytest.mark.parametrize(("fault", "says"), [("raise", "raised ValueError"), ("exit", "code 7"), ("kill", "SIGKILL")])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+def test_a_rank_that_fails_is_named_at_once(name, fault, says):
+    start = time.monotonic()
+    with pytest.raises(LaunchError, match=rf"^rank 1 .*{says}") as failure:
+        launch(faulty, 2, CALLS[name], fault, backend="gloo", timeout=60)
+    assert time.monotonic() - start < 10
+    assert failure.value.ranks == [1]
+    assert failure.value.reason == ("raised" if fault == "raise" else "died")
+    if fault == "raise":
+        assert isinstance(failure.value.error, ValueError)
+        assert "in faulty, line" in str(failure.value)
+
+
+def test_a_rank_that_sleeps_is_named_within_the_time_out():
+    """In every collective; all at once, so that the time-outs pass together."""
+
+    def hang(name):
+        start = time.monotonic()
+        with pytest.raises(LaunchError, match=r"^rank 1 did not arrive within 2 s; ") as failure:
+            launch(faulty, 2, CALLS[name], "sleep", backend="gloo", timeout=2)
+        assert failure.value.ranks == [1]
+        assert failure.value.reason == "hung"
+        if hasattr(signal, "SIGUSR1"):
+            assert "time.sleep(3600)" in str(failure.value)  # where it stands
+        return time.monotonic() - start
+
+    with ThreadPoolExecutor(5) as pool:
+        assert max(pool.map(hang, CALLS)) < 10
+
+
+def test_a_computation_that_takes_too_long():
+    with pytest.raises(LaunchError, match="ranks 0 and 1 did not finish within 1 s") as failure:
+        launch(lambda: time.sleep(3600), 2, backend="gloo", timeout=1)
+    assert failure.value.ranks == [0, 1]
+
+
+def test_a_rank_that_returned_early_is_named():
+    with pytest.raises(LaunchError, match="rank 2 had already returned") as failure:
+        launch(lambda: dist.get_rank() == 2 or dist.barrier(), 3, backend="gloo", timeout=2)
+    assert failure.value.ranks == [2]
+
+
+def test_a_deadlock_names_every_rank_and_line():
+    def both_send():
+        dist.send(torch.ones(1), 1 - dist.get_rank())
+
+    with pytest.raises(LaunchError, match="deadlock: ranks 0 and 1") as failure:
+        launch(both_send, 2, backend="gloo", timeout=2)
+    assert failure.value.reason == "deadlock"
+    assert str(failure.value).count("waits in send") == 2
+
+
+def test_a_time_out_of_the_users_own_is_an_exception_like_any_other():
+    def work():
+        if dist.get_rank() == 1:
+            raise RuntimeError("the request timed out")
+        time.sleep(3600)
+
+    with pytest.raises(LaunchError, match=r"^rank 1 raised RuntimeError: the request timed out"):
+        launch(work, 2, backend="gloo", timeout=60)
+
+
+def test_the_first_failure_is_the_cause():
+    def fail_in_turn():
+        if dist.get_rank() == 2:
+            raise KeyError("first")
+        try:
+            dist.barrier()
+        except RuntimeError:
+            raise ValueError("second") from None
+
+    with pytest.raises(LaunchError, match=r"^rank 2 raised KeyError: 'first'"):
+        launch(fail_in_turn, 3, backend="gloo", timeout=20)
+
+
+@pytest.mark.parametrize("leave", [sys.exit, os._exit])
+def test_leaving_is_a_failure_even_with_code_zero(leave):
+    with pytest.raises(LaunchError, match=r"^rank 0 (left by sys.exit|ended without returning \(exit code 0\))"):
+        launch(lambda: leave(0) if dist.get_rank() == 0 else dist.barrier(), 2, backend="gloo")
+
+
+def test_a_result_that_cannot_be_sent_and_an_error_that_cannot():
+    class Stubborn(Exception):
+        def __reduce__(self):
+            raise TypeError("no")
+
+    def raise_it():
+        raise Stubborn("still named")
+
+    with pytest.raises(LaunchError, match="can't be sent"):
+        launch(threading.Lock, 2, backend="gloo")
+    with pytest.raises(LaunchError, match="Stubborn: still named") as failure:
+        launch(raise_it, 2, backend="gloo")
+    assert failure.value.error is None
+
+
+def test_a_failing_rank_takes_its_children_with_it(tmp_path):
+    def spawn_and_fail():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (tmp_path / "pid").write_text(str(child.pid))
+        raise ValueError
+
+    with pytest.raises(LaunchError):
+        launch(spawn_and_fail, 1, backend="gloo")
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(int((tmp_path / "pid").read_text())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+# ---------------------------------------------------------------- again and again
+
+
+def test_thirty_launches_leave_nothing():
+    before = None
+    for i in range(30):
+        if i % 6 == 5:
+            with pytest.raises(LaunchError):
+                launch(faulty, 2, dist.all_reduce, "exit", backend="gloo")
+        else:
+            assert launch(dist.get_rank, 2, backend="gloo") == [0, 1]
+        if i == 2:
+            gc.collect()
+            before = _inventory()
+    gc.collect()
+    assert _inventory() == before
+
+
+def test_a_warm_start_is_short():
+    times = []
+    for _ in range(5):
+        start = time.monotonic()
+        launch(dist.get_rank, 4, backend="gloo")
+        times.append(time.monotonic() - start)
+    if sys.platform == "linux":
+        assert min(times) < 0.5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
+    script = tmp_path / "script.py"  # without a main guard, as in a notebook
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, time, torch.distributed as dist
+            from pathlib import Path
+            from shared import launch
+
+            def work(folder, name):
+                (Path(folder) / f"{dist.get_rank()}.tmp").write_text(str(os.getpid()))
+                os.rename(Path(folder) / f"{dist.get_rank()}.tmp", Path(folder) / f"{name}{dist.get_rank()}")
+                time.sleep(600)
+
+            try:
+                launch(work, 2, sys.argv[1], "first", backend="gloo", timeout=300)
+            except KeyboardInterrupt:
+                launch(work, 2, sys.argv[1], "second", backend="gloo", timeout=300)
+            """
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    for name, end in (("first", signal.SIGINT), ("second", signal.SIGKILL)):  # Ctrl-C; a kernel that is killed
+        pids = _appear(tmp_path / f"{name}0", tmp_path / f"{name}1")
+        process.send_signal(end)
+        deadline = time.monotonic() + 20
+        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+    process.wait(10)
+    assert not list(tmp_path.glob("launch-*"))
+
+
+def _appear(*files: Path) -> list[int]:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [int(file.read_text()) for file in files]
+
+
+def test_launching_from_a_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(launch(dist.get_rank, 2, backend="gloo")))
+    thread.start()
+    thread.join(60)
+    assert results == [[0, 1]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the only way and the other tests use it")
+def test_spawn_works_too(monkeypatch):
+    monkeypatch.setattr("shared.distributed._context", lambda: mp.get_context("spawn"))
+    assert [r[0] for r in launch(identify, 2, 0, backend="gloo")] == [0, 1]
+    with pytest.raises(LaunchError, match="rank 1 raised ValueError"):
+        launch(faulty, 2, dist.all_reduce, "raise", backend="gloo")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nccl_on_each_gpu():
+    def on_gpu():
+        x = torch.ones(8, device="cuda")
+        dist.all_reduce(x)
+        return dist.get_backend(), float(x.sum())
+
+    count = torch.cuda.device_count()
+    assert launch(on_gpu, count, timeout=120) == [("nccl", 8.0 * count)] * count
