@@ -18,7 +18,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not im
 
 LESSON = definitions(
     "15-08",
-    *("ring", "ring-all-reduce", "ex-tree", "ex-shift", "ex-scatter"),
+    *("ring", "landing", "ring-all-reduce", "ex-tree", "ex-shift", "ex-scatter"),
     *("bucket", "averager", "order-of-arrival", "miniddp", "sharded-optimizer", "gather-shards", "sharded-module"),
 )
 ring_all_reduce, tree_broadcast, PIECE = LESSON["ring_all_reduce"], LESSON["tree_broadcast"], LESSON["PIECE"]

@@ -17,7 +17,7 @@ from shared.checks.feedback import CheckFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
 
-RING = definitions("15-08", "ring", "ring-all-reduce")["ring_all_reduce"]
+RING = definitions("15-08", "ring", "landing", "ring-all-reduce")["ring_all_reduce"]
 ANSWERS, STUBS = answers("15-08"), answers("15-08", edit=student_source)
 ANSWERS["hierarchical_all_reduce"].__globals__["ring_all_reduce"] = RING
 CHECKS = {
