@@ -85,7 +85,7 @@ def plan(
 WRONG_PLAN = [
     (plan(step=256), "requests round up to 512"),
     (lambda size, divisions=1: right_plan(size + 1, divisions), "512 stays 512"),
-    (plan(limit=MIB - 1), "1 MiB itself is small"),
+    (plan(limit=MIB - 1), "1 MiB itself is"),
     (plan(by_request=True), "compare the rounded size with 10 MiB"),
     (plan(below=10 * MIB + 1), "which is not\\s+below it"),
     (plan(round_large=False), "multiple of 2 MiB"),
@@ -159,6 +159,14 @@ def last_of_equals(blocks):
     return min(blocks, key=lambda b: (b[1], -b[2]))
 
 
+def uncut_oversize(free, size, stream, small, max_split_size=math.inf):
+    """Keeps requests of max_split_size and more whole in both pools."""
+    found = right_fit(free, size, stream, small, max_split_size)
+    if found is None or size < max_split_size or found[1] is None:
+        return found
+    return (stream, found[0][1] + found[1][1], found[0][2]), None
+
+
 WRONG_FIT = [
     (fit(choose=max), "best fit, not first fit"),
     (fit(choose=lowest_address), "best fit, not first fit"),
@@ -173,6 +181,8 @@ WRONG_FIT = [
     (fit(limits="s-s"), "20 MiB itself is too much"),
     (fit(pop=True), "free stays as it is|don't pop"),
     (fit(rest=False), "is None if\\s+there is nothing left"),
+    (uncut_oversize, "only the large pool"),
+    (fit(small_rest=10**9, large_rest=10**12), "the right block, but it is to be split"),
 ]
 
 # ---------------------------------------------------------------- coalescing
@@ -310,6 +320,31 @@ def ignores_free(found, message, segments):
         found["verdict"] = "does not fit"
 
 
+def only_cached(found, message, segments):
+    if found["verdict"] == "fragmented" and found["cached"] < found["requested"]:
+        found["verdict"] = "held elsewhere"
+
+
+def strictly_more(found, message, segments):
+    if found["verdict"] == "fragmented" and found["free"] + found["cached"] <= found["requested"]:
+        found["verdict"] = "held elsewhere"
+
+
+def no_byte_left(found, message, segments):
+    if found["requested"] + found["allocated"] >= found["capacity"]:
+        found["verdict"] = "does not fit"
+
+
+def pending_is_a_hole(found, message, segments):
+    sizes = [b["size"] for s in segments for b in s["blocks"] if b["state"] != "active_allocated"]
+    found["largest_hole"] = max(sizes, default=0)
+
+
+def in_use_for_allocated(found, message, segments):
+    number, unit = message.split("this process has ")[1].split()[:2]
+    found["allocated"] = float(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
+
+
 def swapped(found, message, segments):
     found["allocated"], found["cached"] = found["cached"], found["allocated"]
 
@@ -336,10 +371,15 @@ WRONG_POST_MORTEM = [
     (post_mortem(counts_pending), "waits for an event"),
     (post_mortem(wrong_order), "in this order"),
     (post_mortem(ignores_free), "in this order"),
+    (post_mortem(only_cached), "in this order"),
+    (post_mortem(strictly_more), "in this order"),
+    (post_mortem(no_byte_left), "in this order"),
+    (post_mortem(pending_is_a_hole), "waits for an event"),
+    (post_mortem(in_use_for_allocated), "after 'Of the allocated memory'"),
     (post_mortem(swapped), "allocated in bytes"),
     (post_mortem(missing_key), "the seven names"),
-    (no_default, "no exception"),
-    (only_gib_and_mib, "no exception"),
+    (no_default, "max\\(\\) of nothing raises"),
+    (only_gib_and_mib, "no exception with '512.00 KiB'"),
 ]
 
 # ---------------------------------------------------------------- fixed bytes
@@ -385,9 +425,17 @@ def fixed(each=True, itemsize=None, frozen=False, tied=False, states=(0, 1, 2), 
     return answer
 
 
+def state_dict_buffers(model):
+    """Buffers are what the state dict has beside the parameters: a tied parameter's second name as well."""
+    names = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
+    sizes = [model.state_dict()[name].nbytes for name in names]
+    return {"buffers": sum(max(512, -(-size // 512) * 512) for size in sizes)}
+
+
 WRONG_FIXED = [
     (fixed(each=False), "round each one up"),
-    (fixed(itemsize=4), "buffers|bfloat16"),
+    (fixed(itemsize=4), "has 2 bytes"),
+    (lambda model, optimizer: right_fixed_bytes(model, optimizer) | state_dict_buffers(model), "and no parameter"),
     (fixed(frozen=True), "no gradient and no state"),
     (fixed(tied=True), "a tied\\s+one once"),
     (fixed(states=(0, 1, 1)), "sgd 0, momentum 1, adam 2"),
