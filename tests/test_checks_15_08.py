@@ -99,7 +99,35 @@ def shift_in_place(tensor, by, group=None):
     return tensor.copy_(right_shift(tensor, by, group))
 
 
+def shift_gather(tensor, by, group=None):
+    rank, size = me(group)
+    everybody = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(everybody, tensor, group=group)
+    return everybody[(rank - by) % size]
+
+
+def shift_in_small_steps(tensor, by, group=None):
+    out = tensor.clone()
+    for _ in range(by % me(group)[1]):
+        out = right_shift(out, 1, group)
+    return out
+
+
+def shift_by_world_peers(tensor, by, group=None):
+    """Right in the world; in a part of it, places are taken for ranks of the world."""
+    rank, size = me(group)
+    out = tensor.clone()
+    if by % size:
+        sending = dist.isend(tensor, (rank + by) % size, group=group)
+        dist.recv(out, (rank - by) % size, group=group)
+        sending.wait()
+    return out
+
+
 WRONG_SHIFT = [
+    (shift_gather, "calls no collective"),
+    (shift_in_small_steps, "by -1: rank 0 sends one message"),
+    (shift_by_world_peers, "outside of the group[\\s\\S]*group_peer="),
     (shift_blocking, "deadlock[\\s\\S]*batch_isend_irecv"),
     (shift_left, "by 1, on rank 0"),
     (shift_unwrapped, "runs on four ranks|by -1"),
@@ -369,6 +397,13 @@ def evaluate_with(dtype=torch.float64, mean="global", root_only=False, calls=1, 
     return evaluate
 
 
+def evaluate_without_guard(batches):
+    """Tensors divide by zero without a word: NaN."""
+    total = torch.tensor([(*pair, 1.0) for pair in batches], dtype=torch.float64).reshape(-1, 3).sum(dim=0)
+    dist.all_reduce(total)
+    return tuple((total[:2] / total[2]).tolist())
+
+
 WRONG_EVALUATE = [
     (evaluate_broken, "runs on three ranks"),
     (evaluate_root_counts, "runs on three ranks"),
@@ -378,7 +413,7 @@ WRONG_EVALUATE = [
     (evaluate_with(root_only=True), "rank 1 has the mean"),
     (evaluate_with(guard=False), "ZeroDivisionError"),
     (evaluate_with(calls=3), "at most two collectives"),
-    (evaluate_with(kind=list), "has the mean over all batches"),
+    (evaluate_without_guard, "with no batch anywhere the count is 0"),
 ]
 
 # ---------------------------------------------------------------- bucketed averaging
@@ -406,7 +441,17 @@ def right_average(parameters, bucket_bytes):
     return len(pending)
 
 
-def average(divide=True, rebind=False, single=False, drop_last=False, late=False, fill=False, empty=False, twice=False):
+def average(
+    divide=True,
+    rebind=False,
+    single=False,
+    drop_last=False,
+    late=False,
+    fill=False,
+    empty=False,
+    twice=False,
+    below=False,
+):
     """Bucketed averaging with chosen faults."""
 
     def run(parameters, limit):
@@ -419,7 +464,7 @@ def average(divide=True, rebind=False, single=False, drop_last=False, late=False
                     continue
                 p.grad = torch.zeros_like(p)
             size = p.grad.nbytes
-            full = filled >= limit if late else filled + size > limit
+            full = filled >= limit if late else filled + size >= limit + (not below)
             if buckets[-1] and (full or single):
                 buckets.append([])
                 filled = 0
@@ -448,6 +493,7 @@ WRONG_AVERAGE = [
     (average(single=True), "one all_reduce for each bucket"),
     (average(drop_last=True), "is the mean over the ranks"),
     (average(late=True), "one all_reduce for each bucket"),
+    (average(below=True), "bucket_bytes 468, rank 0: one all_reduce for each bucket"),
     (average(fill=True), "grad None stays None"),
     (average(empty=True), "no gradient at all"),
     (average(twice=True), "is the mean over the ranks"),
@@ -489,6 +535,24 @@ def test_a_wrong_answer_is_rejected_for_the_right_reason(name, answer, message):
     with pytest.raises(CheckFailed, match=message) as failure:
         CHECKS[name](answer)
     assert "hint:" in str(failure.value)
+
+
+def test_a_list_of_the_two_means_passes():
+    result = check.evaluate.run(evaluate_with(kind=list))
+    assert result.status == "passed", str(result)
+
+
+def test_a_deadlock_is_reported_with_a_line_for_each_rank():
+    with pytest.raises(CheckFailed) as failure:
+        check.ring_shift(shift_blocking)
+    lines = [line.strip() for line in str(failure.value).splitlines()]
+    for rank in range(4):
+        assert sum(line.startswith(f"rank {rank} waits in send in shift_blocking") for line in lines) == 1, lines
+    with pytest.raises(CheckFailed) as failure:
+        check.tree_broadcast(tree(bounded=False))
+    ranks = [line.strip() for line in str(failure.value).splitlines() if line.strip().startswith("rank ")]
+    assert "waits in send in broadcast" in ranks[0]
+    assert all("outside of your function" in line for line in ranks[1:])
 
 
 @pytest.mark.parametrize("name", CHECKS)
