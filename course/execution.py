@@ -65,7 +65,7 @@ class Progress:
     cell: int = 0  # the one that runs or ran last, from 1
     started: float | None = None
     seconds: float | None = None  # wall time from starting the kernel to the end of the last cell
-    memory: int = 0  # bytes of RSS now: the kernel and its children
+    memory: int = 0  # bytes now: the kernel and its children (PSS on Linux, RSS elsewhere)
     peak: int = 0
     device: str = ""
     cut: str = ""  # id of a cell whose output was cut
@@ -367,7 +367,7 @@ class _Watch:
         total = 0
         for process in processes:
             with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
+                total += _memory_of(process)
         self.progress.memory = total
         self.progress.peak = max(self.progress.peak, total)
         return True
@@ -378,6 +378,17 @@ class _Watch:
         if hasattr(self, "_thread"):
             self._thread.join(timeout=5)
             self._sample()
+
+
+def _memory_of(process: psutil.Process) -> int:
+    """Bytes of memory that this process accounts for: its PSS where the system tells it (Linux), else its RSS.
+
+    In PSS a page that several processes share counts once, spread over them; in a sum of RSS it counts for each, so
+    that four ranks forked from one server seem to hold PyTorch four times.
+    """
+    with contextlib.suppress(psutil.AccessDenied, AttributeError):
+        return process.memory_full_info().pss
+    return process.memory_info().rss
 
 
 def _no_exit(cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:

@@ -246,7 +246,7 @@ class _Display:
             ("status", "left"),
             ("cell", "right"),
             ("s", "right"),
-            ("RSS", "right"),
+            ("memory", "right"),
         ):
             table.add_column(name, justify=justify, no_wrap=True)
         table.add_column("", no_wrap=True, overflow="ellipsis", style="dim")
@@ -313,7 +313,7 @@ def _summary(jobs: list[Job]) -> Table:
     for name in ("topic", "title", "status"):
         table.add_column(name, no_wrap=name != "title")
     table.add_column("seconds / budget", justify="right", no_wrap=True)
-    table.add_column("peak RSS", justify="right", no_wrap=True)
+    table.add_column("peak memory", justify="right", no_wrap=True)
     table.add_column("device", no_wrap=True)
     for job in jobs:
         progress, budget = job.progress, job.notebook.budget_seconds
@@ -340,7 +340,9 @@ def _closing_lines(jobs: list[Job], output: Path, data: str, seconds: float, con
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     console.print(Text(f"{counts}; {seconds:.0f} s in all, COURSE_DATA={data}."), soft_wrap=True)
     console.print(
-        Text("Peak RSS is the largest sum over a kernel and its child processes."), style="dim", soft_wrap=True
+        Text("Peak memory is the largest sum over a kernel and its child processes; shared pages count once on Linux."),
+        style="dim",
+        soft_wrap=True,
     )
     if any(job.target.is_file() for job in jobs if job.status in ("passed", "failed")):
         console.print(Text(f"The executed copies are in {output.resolve()}"), soft_wrap=True)

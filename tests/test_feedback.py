@@ -91,3 +91,14 @@ def test_an_interrupt_is_not_taken_for_a_wrong_answer():
 
     with pytest.raises(KeyboardInterrupt):
         doubling(interrupted)
+
+
+def test_a_report_of_several_lines_keeps_them():
+    @exercise("15-99.3", "Lines")
+    def lines(trial, answer):
+        trial.that("holds", False, expected="one", got="rank 0 waits\nrank 1 waits", hint="look")
+
+    shown = str(lines.run(None)).splitlines()
+    first = next(i for i, line in enumerate(shown) if "rank 0 waits" in line)
+    assert shown[first + 1].strip() == "rank 1 waits"
+    assert shown[first + 1].index("rank") == shown[first].index("rank")

@@ -135,9 +135,13 @@ class Trial:
         self._result.status = "failed"
         self._result.lines.append(f"  WRONG  {item}")
         for name, text in (("expected", expected), ("got", got), ("hint", hint)):
+            first, *more = str(text).splitlines() or [""]
+            indent = " " * 19
             self._result.lines += textwrap.wrap(
-                f"{name + ':':<10}{text}", 100, initial_indent=" " * 9, subsequent_indent=" " * 19
+                f"{name + ':':<10}{first}", 100, initial_indent=indent[:9], subsequent_indent=indent
             )
+            for line in more:  # a report of several lines keeps them
+                self._result.lines += textwrap.wrap(line, 100, initial_indent=indent, subsequent_indent=indent + "  ")
         raise _Stop
 
 

@@ -117,11 +117,8 @@ def _ranks(trial: Trial, item: str, function: Callable, size: int, *args: Any, h
     if "Pair is not connected" in message or "not part of group" in message:
         waits = "a message went to a rank outside of the group: src= and dst= mean ranks of the world. "
     where = _where_ranks_stand(message)
-    got = f"{message.splitlines()[0]}; where each rank stands comes last" if where else message
-    try:
-        trial.that(item, False, expected="every rank returns", got=got, hint=waits + hint)
-    finally:
-        trial._result.lines += where  # a line each, which a text that is wrapped would run together
+    got = "\n".join([message.splitlines()[0], *where]) if where else message
+    trial.that(item, False, expected="every rank returns", got=got, hint=waits + hint)
     raise AssertionError  # not reached: a failed item ends the check
 
 
@@ -133,7 +130,7 @@ def _where_ranks_stand(message: str) -> list[str]:
     inside = [line for line in ranks if "_on_ranks" not in line]
     outside = [line.split(" waits ")[0] + " waits for the others, outside of your function" for line in ranks]
     outside = [line for line, report in zip(outside, ranks, strict=True) if report not in inside]
-    return [" " * 9 + line for line in inside + outside]
+    return inside + outside
 
 
 def _close(trial: Trial, item: str, got: Any, want: Tensor, *, hint: str) -> None:
