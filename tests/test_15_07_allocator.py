@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from notebook_definitions import MODULE, definitions
+from notebook_code import MODULE, definitions
 from torch import nn
 
 CELLS = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from notebook_definitions import definitions
+from notebook_code import definitions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

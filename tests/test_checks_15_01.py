@@ -5,7 +5,7 @@ import copy
 import torch
 import torch.nn.functional as F
 from check_protocol import CheckProtocol
-from notebook_answers import answers
+from notebook_code import answers
 from torch import nn
 from torch.autograd import Function
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from check_protocol import CheckProtocol
-from notebook_answers import answers
+from notebook_code import answers
 
 from course.exercises import student_source
 from shared.checks import topic_15_07 as check

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from check_protocol import CheckProtocol
-from notebook_answers import answers
-from notebook_definitions import definitions
+from notebook_code import answers, definitions
 
 from course.exercises import student_source
 from shared import launch

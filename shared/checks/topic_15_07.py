@@ -60,7 +60,7 @@ def plan(trial: Trial, answer: Any) -> None:
     for item, (sizes, hint) in plain.items():
         for size in sizes:
             _same(trial, item, answer(size), _plan(size), f"size {size}", hint)
-        trial.that(item, True, expected="", got="", hint="")
+        trial.passes(item)
     cases = {2: (1024, 1025, 1536, 1537), 4: (313, 700, 2048, 2049, 1228800, 5 * MIB + 1), 8: (4096, 9999)}
     for divisions, sizes in cases.items():
         for size in sizes:
@@ -79,8 +79,8 @@ def plan(trial: Trial, answer: Any) -> None:
         _same(
             trial, "300 sizes by chance", answer(size, divisions), _plan(size, divisions), f"{size}, {divisions}", hint
         )
-    trial.that("roundup_power2_divisions", True, expected="", got="", hint="")
-    trial.that("300 sizes by chance", True, expected="", got="", hint="")
+    trial.passes("roundup_power2_divisions")
+    trial.passes("300 sizes by chance")
 
 
 def _same(trial: Trial, item: str, got: Any, want: Any, where: str, hint: str) -> None:
@@ -264,7 +264,7 @@ def fit(trial: Trial, answer: Any) -> None:
             got=repr(answer(list(case[0]), *case[1:])),
             hint="run this case by itself and compare with the rules one by one",
         )
-    trial.that("200 lists by chance", True, expected="", got="", hint="")
+    trial.passes("200 lists by chance")
 
 
 # ---------------------------------------------------------------- 15-07.3
@@ -315,7 +315,7 @@ def give_back(trial: Trial, answer: Any) -> None:
             hint="build a new list",
         )
     for item in (*hints, "the argument stays as it is"):
-        trial.that(item, True, expected="", got="", hint="")
+        trial.passes(item)
     blocks = [(0, 512, "used"), (512, 1024, "free"), (1536, 512, "used")]
     for address, what in ((512, "a free block's address"), (1024, "an address inside a block"), (9999, "nowhere")):
         error: BaseException | None = None
@@ -587,7 +587,7 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
             got="others",
             hint="nothing needs to be computed",
         )
-        trial.that(name, True, expected="", got="", hint="")
+        trial.passes(name)
     with torch.device("meta"):
         model = nn.Linear(50_000, 50_000)
     trial.that(
@@ -710,4 +710,4 @@ def _no_race(trial: Trial, ops: Sequence[Any], batches: int, depth: int, where: 
                     got="with other durations it starts before",
                     hint="there are `depth` buffers, so copy k has to wait for compute k - depth",
                 )
-    trial.that(f"no race, whatever the durations {where}", True, expected="", got="", hint="")
+    trial.passes(f"no race, whatever the durations {where}")

@@ -140,10 +140,6 @@ def _close(trial: Trial, item: str, got: Any, want: Tensor, *, hint: str) -> Non
         trial.close(item, got, want, hint=hint)
 
 
-def _passed(trial: Trial, item: str) -> None:
-    trial.that(item, True, expected="", got="", hint="")
-
-
 def _numbers(rank: int, count: int, salt: int = 0) -> Tensor:
     """Whole numbers as float32, other ones on every rank: sums of them are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
@@ -193,7 +189,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
                 got=f"messages to {[peer for peer, _ in traffic.sent]}, {len(traffic.collectives)} collectives",
                 hint="send straight to (rank + by) % size; nobody needs the other ranks' tensors",
             )
-        _passed(trial, f"by {by}: every rank has what it should")
+        trial.passes(f"by {by}: every rank has what it should")
     trial.that(
         "the tensor passed in stays as it was",
         all(f["kept"] for f in found),
@@ -217,7 +213,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
                 _numbers((place - by) % 3 + 1, 6).view(2, 3),
                 hint="take rank and size from the group, and address by group_peer= (or group_dst=, group_src=)",
             )
-    _passed(trial, "in the group of ranks 1, 2, 3")
+    trial.passes("in the group of ranks 1, 2, 3")
     alone = _ranks(trial, "runs on one rank", _shift_on_ranks, 1, answer, hint="by % 1 is 0: return a copy")
     trial.close("on one rank", alone[0]["world"][0], _numbers(0, 6).view(2, 3), hint="a copy of the own tensor")
 
@@ -333,7 +329,7 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
             got=f"{took} rounds",
             hint="in every round all ranks that have the tensor send it on",
         )
-        _passed(trial, f"group of {count}, src {count // 2}: the root's tensor on every rank, in {rounds} rounds")
+        trial.passes(f"group of {count}, src {count // 2}: the root's tensor on every rank, in {rounds} rounds")
     for rank in range(size):
         _close(
             trial,
@@ -342,7 +338,7 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
             _numbers(0, 5),
             hint="src=0, group=None",
         )
-    _passed(trial, "defaults: rank 0's tensor, in the world")
+    trial.passes("defaults: rank 0's tensor, in the world")
 
 
 # ---------------------------------------------------------------- 15-08.3
@@ -402,7 +398,7 @@ def reduce_scatter(trial: Trial, answer: Any) -> None:
                 got=f"{len(traffic.collectives)} collective calls",
                 hint="use P2POp and batch_isend_irecv",
             )
-        _passed(trial, f"on {size} rank{'s' * (size > 1)}: the sums, and {size - 1} messages a rank")
+        trial.passes(f"on {size} rank{'s' * (size > 1)}: the sums, and {size - 1} messages a rank")
 
 
 # ---------------------------------------------------------------- 15-08.4
@@ -464,7 +460,7 @@ def hierarchical_all_reduce(trial: Trial, answer: Any) -> None:
                 got=repr(said),
                 hint="inside 2(L-1)/L · S; across 2(M-1)/M · S/L; a pair of ints",
             )
-        _passed(trial, f"{nodes} nodes of {local}: the sum, and the bytes {expected}")
+        trial.passes(f"{nodes} nodes of {local}: the sum, and the bytes {expected}")
 
 
 # ---------------------------------------------------------------- 15-08.5
@@ -519,7 +515,7 @@ def evaluate(trial: Trial, answer: Any) -> None:
                 got=f"{collectives} collectives, {messages} messages",
                 hint="one tensor of three numbers needs one",
             )
-        _passed(trial, f"{[len(batches) for batches in case]} batches: the mean on every rank")
+        trial.passes(f"{[len(batches) for batches in case]} batches: the mean on every rank")
 
 
 # ---------------------------------------------------------------- 15-08.6
@@ -632,7 +628,7 @@ def average_gradients(trial: Trial, answer: Any) -> None:
                 got=repr(entry["said"]),
                 hint="return len(buckets)",
             )
-        _passed(trial, f"bucket_bytes {limit}: the mean, in {len(_greedy(limit))} buckets")
+        trial.passes(f"bucket_bytes {limit}: the mean, in {len(_greedy(limit))} buckets")
     trial.that(
         "no gradient at all: no bucket, no message",
         found[0][-1] == {"said": 0, "bytes": []},
