@@ -236,9 +236,10 @@ class Environment:
             return self.python
         try:
             self.folder.mkdir(exist_ok=True)
-            if not any(self.folder.iterdir()):  # an empty folder: nothing that anybody could miss
-                self._write_marker()
             with locked(self.lock, LOCK_LIMIT, say) as descriptor:
+                # under the lock, so that nobody meets a folder that is being claimed
+                if not self.ours and set(self.folder.iterdir()) == {self.lock}:  # nothing that anybody could miss
+                    self._write_marker()
                 # another process may have done all of it in the meantime
                 reason = self.broken()
                 if reason is None and self.up_to_date():
