@@ -124,6 +124,22 @@ def test_the_error_is_printed_short_and_kept(capsys):
     assert str(caught.error).startswith("this is no good")
 
 
+@pytest.mark.parametrize("length", range(80, 110))
+def test_no_printed_line_is_wider_than_the_column(length, capsys):
+    """Whole words, a word that is cut, and the dots for what is left out all have to fit."""
+    words = "a word " * 30
+    with expect_error(ValueError, lines=2):
+        raise ValueError(f"{'x' * length} {words}\n{words}")
+    with expect_error(ValueError, lines=1):
+        raise ValueError("y" * (length // 2) + " " + "y" * (length // 2) + "\nmore")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert max(map(len, printed)) <= 96
+    assert printed[1].endswith(" ...")
+    assert printed[2].startswith("ValueError: yyy")
+    assert printed[2].endswith("y ...")
+
+
 def test_nothing_raised_is_a_failure():
     with pytest.raises(NothingRaised, match="expected RuntimeError, but nothing was raised"), expect_error():
         pass
