@@ -30,7 +30,15 @@ have changed.
 
 **What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
 """
-PROGRESS = """\
+# the first lines of every notebook: one that was copied elsewhere says what it lacks
+GUARD = """\
+from importlib.util import find_spec
+
+if find_spec("shared") is None:
+    raise ImportError("`shared` is missing: run `make lab`, or `pip install -e` its repository")\
+"""
+PROGRESS = f"""\
+{GUARD}
 from shared.progress import show_progress
 
 show_progress()\

@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import io
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -187,3 +189,15 @@ def test_the_page_s_cell_counts_the_workbook(folder, monkeypatch, capsys):
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(list(folder.glob("15-*.ipynb"))) + 1
     assert all(re.search(r" 0 of \d+ exercises +0 of \d+ points$", line) for line in said)
+
+
+@pytest.mark.parametrize("source", [start_page.GUARD, start_page.PROGRESS])
+def test_alone_in_another_python_the_page_says_what_to_do(tmp_path, source):
+    """-I and -S: neither the repository nor what is installed can be seen."""
+    command = [sys.executable, "-I", "-S", "-c", source]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == (
+        "ImportError: `shared` is missing: run `make lab`, or `pip install -e` its repository"
+    )
+    assert all(len(line) <= 100 for line in source.splitlines())
