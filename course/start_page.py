@@ -40,6 +40,7 @@ if find_spec("shared") is None:
 """
 PROGRESS = f"""\
 {GUARD}
+
 from shared.progress import show_progress
 
 show_progress()\
