@@ -7,11 +7,9 @@ edition, that is put beside it as NAME.updated.ipynb, and a line says so.
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from nbformat import NotebookNode
 from course import syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.exercises import BEGIN, END, STUB, MarkerError, solution_blocks, student_source
+from course.exercises import BEGIN, END, MarkerError, solution_blocks, student_source
+from course.files import write_whole
 from course.selection import Selected, SelectionError, select
 
 RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of what was written there
@@ -91,30 +90,7 @@ def _hide_solution(cell: NotebookNode) -> None:
     if not (nbgrader.get("solution") or nbgrader.get("grade")):
         return
     cell.source = student_source(cell.source)
-    if blocks:
-        _check_stubs(cell.source)
     cell.outputs, cell.execution_count = [], None
-
-
-def _check_stubs(source: str) -> None:
-    """The stubs must parse and be reached only when a function is called."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise EditionError(
-            f"without its solution the cell isn't valid Python: {error.msg} (line {error.lineno})"
-        ) from None
-    in_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    lines = source.split("\n")
-    for node in ast.walk(tree):
-        stub = isinstance(node, ast.Raise) and lines[node.lineno - 2].strip() == STUB[0]
-        if stub and id(node) not in in_functions:
-            raise EditionError("a solution outside a function: its stub would raise as soon as the cell runs")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -150,8 +126,8 @@ def write_edition(notebook: NotebookNode, folder: Path, name: str) -> Written:
         if made.get(path.name) == digest:
             return Written(path, False, tuple(kept))
     # the record first: a file without its record would count as the student's for ever
-    _write(folder / RECORD, (json.dumps({**made, path.name: digest}, indent=1, sort_keys=True) + "\n").encode())
-    _write(path, content)
+    write_whole(folder / RECORD, json.dumps({**made, path.name: digest}, indent=1, sort_keys=True) + "\n")
+    write_whole(path, content)
     return Written(path, True, tuple(kept))
 
 
@@ -166,15 +142,6 @@ def _read_record(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _write(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
