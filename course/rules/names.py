@@ -34,7 +34,8 @@ def read_and_written(statements: Iterable[ast.stmt]) -> tuple[set[str], set[str]
                 written.update({part.name} - {None})
                 follow(part.type, part.body)
             elif part is not None:
-                read.update(_reads(part) - written)
+                own = {part.name} if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) else set()  # recursion
+                read.update(_reads(part) - own - written)
                 written.update(_writes(part))
 
     follow(*statements)
