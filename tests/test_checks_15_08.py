@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from check_protocol import CheckProtocol
-from notebook_code import answers, definitions
 
+from course.answers import answers, definitions
 from course.exercises import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
@@ -1104,7 +1104,7 @@ PROMISES = {
         ("Every rank receives once, the root never", ONCE, "the root gets a word back"),
         ("Return the number of messages that this rank sent", "returns the messages it sent", "returns bytes"),
         ("the caller may overwrite the tensor at once", OVERWRITTEN, "doesn't wait for its sends"),
-        ("return how many messages were sent", "returns the messages it sent", "counts receives too"),
+        ("return the number of messages sent", "returns the messages it sent", "counts receives too"),
     ],
     "reduce_scatter": [
         ("rank $r$ returns the sum over all ranks of their `chunks[r]`", TOTAL, "ends at the neighbour"),
@@ -1118,7 +1118,7 @@ PROMISES = {
         ("in each of $N-1$ steps", STEPS, "one step too many"),
         ("Use no collectives", "no collective", "with a barrier"),
         ("The tensors passed in are not changed", "the tensors passed in are not changed", "adds into the chunks"),
-        ("by a ring of N-1 steps with one message a rank and step", STEPS, "reduce_scatter"),
+        ("by a ring of N-1 steps, one message a rank and step", STEPS, "reduce_scatter"),
     ],
     "hierarchical_all_reduce": [
         ("over the whole world", WHOLE, "nothing across"),
@@ -1134,7 +1134,7 @@ PROMISES = {
         ("Return a tuple of two ints", SENT, "returns floats"),
         ("Return a tuple of two ints", SENT, "returns a list"),
         ("that this rank sends in ring algorithms inside and across", SENT, "returns half of the bytes inside"),
-        ("return the bytes this rank sent (inside, across)", SENT, "returns (across, inside)"),
+        ("return the bytes sent (inside, across)", SENT, "returns (across, inside)"),
     ],
     "evaluate": [
         ("Write `evaluate(batches)` without them", RETURNS, "the function of the task"),
@@ -1168,7 +1168,7 @@ PROMISES = {
         ("`p.grad` must stay the same tensor object", "p.grad is the tensor it was", "rebinds p.grad"),
         ("Return the number of buckets", "returns the number of buckets", "returns parameters"),
         ("Average all gradients over the ranks", MEANS, "forgets the last bucket"),
-        ("in buckets of at most bucket_bytes", BUCKET, "closes a bucket that is too full"),
+        ("over the ranks in buckets", BUCKET, "closes a bucket that is too full"),
         ("return the number of buckets", "returns the number of buckets", "returns their sizes"),
     ],
 }  # fmt: skip
