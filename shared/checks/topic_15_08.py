@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared import LaunchError, launch
 from shared.checks.feedback import Trial, exercise
@@ -63,76 +62,70 @@ class Call:
 def _recorded() -> Iterator[list[Call]]:
     """The calls of this rank inside the block, in order."""
     calls: list[Call] = []
-    kept = {}
+    kept = []
 
-    def watch(name: str, note: Callable[[dist.ProcessGroup, tuple], Call]) -> None:
-        kept[name] = vars(dist.ProcessGroup).get(name)  # None: inherited
-        original = getattr(dist.ProcessGroup, name)
+    def watch(owner: Any, name: str, note: Callable[..., Call]) -> None:
+        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
+        original = getattr(owner, name)
 
-        def call(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            calls.append(note(group, (*args, *kwargs.values())))
-            return original(group, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(note(name, *args, *kwargs.values()))
+            return original(*args, **kwargs)
 
-        setattr(dist.ProcessGroup, name, call)
+        setattr(owner, name, call)
 
     for name in dir(dist.ProcessGroup):
         if name in ("send", "recv"):
-            watch(name, lambda group, args, name=name: _message(name, group, args))
+            watch(dist.ProcessGroup, name, _message)
         elif name == "recv_anysource":
-            watch(name, lambda group, args: Call("recv", _members(group), _nbytes(args[0])))
+            watch(dist.ProcessGroup, name, lambda _, group, tensors, *rest: Call("recv", _members(group), 0))
         elif _COLLECTIVE.match(name):
-            watch(name, lambda group, args, name=name: Call(name, _members(group), _payload(name, args)))
+            watch(dist.ProcessGroup, name, _collective)
+    # functional collectives reach the groups without Python, from operators
+    for operator in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = operator.partition(".")[0].partition("::")
+        if namespace == "_c10d_functional" and _COLLECTIVE.match(name):
+            watch(getattr(torch.ops, namespace), name, _functional)
     try:
-        with _Functional(calls):
-            yield calls
+        yield calls
     finally:
-        for name, method in kept.items():
+        for owner, name, method in reversed(kept):
             if method is None:
-                delattr(dist.ProcessGroup, name)
+                delattr(owner, name)
             else:
-                setattr(dist.ProcessGroup, name, method)
-
-
-class _Functional(TorchDispatchMode):
-    """Functional collectives reach the groups without Python: they show as operators only."""
-
-    def __init__(self, calls: list[Call]) -> None:
-        super().__init__()
-        self.calls = calls
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result, name = func(*args, **(kwargs or {})), func._opname
-        if func.namespace.startswith("_c10d_functional") and _COLLECTIVE.match(name):
-            texts = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, str)]
-            group = dist.distributed_c10d._resolve_process_group(texts[-1])
-            self.calls.append(Call(name, _members(group), _payload(name, (*args, result))))
-        return result
+                setattr(owner, name, method)
 
 
 def _members(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def _message(name: str, group: dist.ProcessGroup, args: tuple) -> Call:
+def _message(name: str, group: dist.ProcessGroup, tensors: list[Tensor], place: int, *_: Any) -> Call:
     """Gloo's own words for a peer that can't be are a failed assertion or a crash; these can be read."""
-    members, place, verb = _members(group), int(args[1]), {"send": "sends to", "recv": "receives from"}[name]
+    members, verb = _members(group), {"send": "sends to", "recv": "receives from"}[name]
     if not 0 <= place < len(members):
         raise ValueError(f"rank {dist.get_rank()} {verb} place {place} of a group of {len(members)}")
     if members[place] == dist.get_rank():
         raise ValueError(f"rank {dist.get_rank()} {verb} itself")
-    return Call(name, members, _nbytes(args[0]), members[place])
+    return Call(name, members, _nbytes(tensors), members[place])
+
+
+def _collective(name: str, group: dist.ProcessGroup, *args: Any) -> Call:
+    """At a gather's root one argument is the whole, elsewhere all are a part; else one is the whole everywhere."""
+    sizes = [size for size in map(_nbytes, args) if size] or [0]
+    return Call(name, _members(group), min(sizes) if re.match("gather|scatter", name) else max(sizes))
+
+
+def _functional(name: str, *args: Any) -> Call:
+    group = dist.distributed_c10d._resolve_process_group([arg for arg in args if isinstance(arg, str)][-1])
+    size = _nbytes(args) * (group.size() if name.startswith("all_gather") else 1)
+    return Call(name, _members(group), size)
 
 
 def _nbytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes
     return sum(map(_nbytes, value)) if isinstance(value, list | tuple) else 0
-
-
-def _payload(name: str, args: tuple) -> int:
-    """A gather's root has the whole and everybody a part, so the smallest; else what is whole, so the largest."""
-    sizes = [size for size in map(_nbytes, args) if size] or [0]
-    return min(sizes) if re.match("gather|scatter", name) else max(sizes)
 
 
 def _collectives(calls: Sequence[Call]) -> list[Call]:
