@@ -222,13 +222,18 @@ def test_miniddp_with_tied_frozen_and_unused_parameters_and_no_sync():
 def use_it_wrongly(how):
     model = MiniDDP(Tricky() if how == "unused" else small_net().float())
     x = torch.randn(2, 4 if how == "unused" else 6)
-    model(x).sum().backward()
+    losses = [model(x).sum() for _ in range(2 if how == "two backwards" else 1)]
+    for loss in losses:
+        loss.backward()
     if how == "unused":
         model.finish()
     model(x)
 
 
-@pytest.mark.parametrize(("how", "says"), [("unused", "find_unused=True"), ("no finish", "call finish")])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("unused", "find_unused=True"), ("no finish", "call finish"), ("two backwards", "second backward before finish")],
+)
 def test_miniddp_says_what_was_forgotten(how, says):
     with pytest.raises(LaunchError, match=says):
         launch(use_it_wrongly, 2, how, backend="gloo")

@@ -768,7 +768,16 @@ def evaluate_root_counts(batches):
         return tuple((total / count).tolist())
 
 
-def evaluate_with(dtype=torch.float64, mean="global", root_only=False, calls=1, guard=True, kind=tuple, waits=True):
+def evaluate_with(
+    dtype=torch.float64,
+    mean="global",
+    root_only=False,
+    calls=1,
+    guard=True,
+    kind=tuple,
+    waits=True,
+    zero_for=2,
+):
     """The right idea with chosen faults."""
 
     def evaluate(batches):
@@ -787,7 +796,7 @@ def evaluate_with(dtype=torch.float64, mean="global", root_only=False, calls=1, 
         count = {"local count": local, "by three": 3.0}.get(mean, count)
         if root_only and dist.get_rank():
             return None
-        if guard and not count:
+        if guard and not total[zero_for]:
             return kind((0.0, 0.0))
         return kind((correct / count, loss / count))
 
@@ -844,6 +853,8 @@ WRONG_EVALUATE = {
     "the own count": (evaluate_with(mean="local count"), "the mean over all batches"),
     "always three ranks": (evaluate_with(mean="by three"), "the mean over all batches"),
     "doesn't wait": (evaluate_with(waits=False), "the mean over all batches"),
+    "zeros for nothing correct": (evaluate_with(zero_for=0), "the mean over all batches"),
+    "zeros for no loss": (evaluate_with(zero_for=1), "the mean over all batches"),
     "nan for no batch": (evaluate_without_guard, "if no rank has a batch"),
     "in float32": (evaluate_with(dtype=torch.float32), "added in float64"),
     "float32 first": (evaluate_float_first, "added in float64"),
@@ -1112,7 +1123,7 @@ PROMISES = {
         ("floating-point or integer, any shape", TOTAL, "in float32"),
         ("a new tensor of that shape and dtype", TOTAL, "returns float32"),
         ("a new tensor of that shape and dtype", "the result is a new tensor", "no clone for one rank"),
-        ("It works for any number of ranks, also for one", RETURNS, "sends before it receives"),
+        ("It works for any number of ranks, also one", RETURNS, "sends before it receives"),
         ("every rank sends exactly one tensor of this size to its right neighbour", STEPS, "sends all chunks"),
         ("to its right neighbour and receives one from its left", STEPS, "to the left"),
         ("in each of $N-1$ steps", STEPS, "one step too many"),

@@ -640,6 +640,8 @@ def _evaluations(size: int) -> dict[str, _Batches]:
     lengths = [(2,) * size, (0,) * (size - 1) + (3,), (1,) + (0,) * (size - 1)]
     lengths += [(*(rng.randrange(4) for _ in range(size - 1)), 1) for _ in range(4)]
     cases = {f"{n} batches": draw(n) for n in lengths}
+    cases["nothing correct"] = [[(0.0, 1.5)]] * size
+    cases["no loss"] = [[(2.0, 0.0)]] * size
     cases["no batch"] = [[] for _ in range(size)]
     cases["large numbers"] = [[(_BIG, 2 * _BIG), (1.0, 0.0)]] * size
     cases["fractions"] = [[(0.1 + rank, 1 / 3)] for rank in range(size)]
@@ -741,6 +743,7 @@ def _averages() -> list[_Grads]:
     cases = [_Grads(_SHAPES, limit) for limit in (10**6, 1, 399, 400, 411, 412)]
     cases += [_Grads(_SHAPES, 900, dtype) for dtype in (torch.float64, torch.bfloat16)]
     cases += [_Grads((), 100), _Grads((None, None), 100), _Grads((None, (2, 3)), 24), _Grads(((4,), None), 15)]
+    cases.append(_Grads(((0,), (3,), (2, 0), (1,)), 16))
     rng = random.Random(8)
     for _ in range(8):
         sizes = [(rng.randrange(1, 12),) if rng.random() < 0.85 else None for _ in range(rng.randrange(1, 9))]
