@@ -50,6 +50,7 @@ class Record:
     Attributes:
         digest: of everything that decides the outcome.
         mutants, caught: how many there are, and how many the check rejects.
+        timed_out: how many of the caught had not ended in time.
         seconds: how long that took.
         survivors: the others.
     """
@@ -57,6 +58,7 @@ class Record:
     digest: str
     mutants: int
     caught: int
+    timed_out: int
     seconds: int
     survivors: list[Survivor] = field(default_factory=list)
 
@@ -168,7 +170,7 @@ def _mutate_topic(
                 table.add_row(name, target.cell, *[""] * 5, "can't be tried")
                 console.print(f"{name}: {error}", style="red", markup=False, soft_wrap=True)
                 continue
-            if earlier is not None and _keep_reasons(record, earlier) and earlier.digest != target.digest:
+            if earlier is not None and keep_reasons(record, earlier) and earlier.digest != target.digest:
                 note = "changed: do its reasons still hold?"
             kept[target.cell] = record
             save(label, {target.cell: kept[target.cell] for target in exercises if target.cell in kept})
@@ -212,12 +214,13 @@ def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutan
         digest=target.digest,
         mutants=len(changed),
         caught=len(changed) - len(survivors),
+        timed_out=sum(outcome.status == "timed out" for outcome in outcomes),
         seconds=round(time.monotonic() - start),
         survivors=survivors,
     )
 
 
-def _keep_reasons(record: Record, earlier: Record) -> int:
+def keep_reasons(record: Record, earlier: Record) -> int:
     """Give survivors the reasons that the same changes had; returns how many got one."""
     left = [survivor for survivor in earlier.survivors if survivor.reason.strip()]
     for same_line in (True, False):
