@@ -24,6 +24,7 @@ from rich.table import Table
 
 from course import syllabus
 from course.environment import ROOT
+from course.files import write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
 from course.mutants import Mutant, mutants
 from course.selection import Selected, SelectionError, select
@@ -268,4 +269,4 @@ def save(label: str, records: dict[str, Record]) -> None:
     path = kept_file(label)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {cell: asdict(record) for cell, record in records.items()}
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")

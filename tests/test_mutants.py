@@ -161,7 +161,7 @@ import os
 from types import SimpleNamespace
 from shared.checks.feedback import exercise
 
-@exercise("15-99.1", "Double")
+@exercise("15-99.1", "Double", points=10)
 def double(trial, answer):
     trial.equal("2 doubled", answer(2), 4, hint="twice")
 
@@ -200,6 +200,7 @@ def notebook(tmp_path):
     return write
 
 
+@pytest.mark.processes
 def test_what_an_answer_needs_is_found_in_the_cells_before_its_check(notebook):
     (target,) = targets(notebook())
     assert (target.number, target.cell, target.check, target.argument) == (1, "ex-double", "check.double", "double")
@@ -279,6 +280,7 @@ def test_a_notebook_that_cannot_be_tried_says_why(notebook, changes, message):
         targets(notebook(**changes))
 
 
+@pytest.mark.processes
 def test_a_lesson_that_fails_is_no_verdict_on_an_answer(notebook):
     (target,) = targets(notebook(lesson="FACTOR = 1 / 0"))
     with pytest.raises(TargetError, match=r"'ex-double': what comes before it fails[\s\S]*ZeroDivisionError"):
@@ -298,6 +300,7 @@ def target_of(answer=ANSWER, setup=SETUP):
     return Target(1, "ex-double", answer, setup + "\ndef factor():\n    return 2\n", "check.double", "double", "0")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -321,17 +324,20 @@ def test_an_answer_is_judged_and_leaves_nothing(body, status, capfd, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_an_answer_that_fails_when_it_is_defined_is_caught():
     outcome = try_answer(target_of(), "def double(x): return x * 2\nundefined", limit=60)
     assert (outcome.status, outcome.detail) == ("raised", "NameError: name 'undefined' is not defined")
 
 
+@pytest.mark.processes
 def test_nothing_passes_from_one_answer_to_the_next():
     spoils = "import shared.checks.feedback as f\nf.Trial.equal = None\ndef double(x): return 2 * x"
     assert try_answer(target_of(), spoils, limit=60).status == "failed"
     assert try_answer(target_of(), ANSWER, limit=60).status == "passed"
 
 
+@pytest.mark.processes
 def test_an_answer_that_hangs_is_ended_with_all_that_it_started():
     answer = "def double(x):\n    while True: pass"
     start = time.monotonic()
@@ -346,6 +352,7 @@ def test_an_answer_that_hangs_is_ended_with_all_that_it_started():
     assert left == []
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process takes for itself")
 def test_an_answer_that_takes_all_memory_is_caught():
     answer = f"def double(x):\n    return len(bytearray({2 * mutant_trials.MEMORY})) and 2 * x"
@@ -379,6 +386,7 @@ def kept(change=None):
     return document["ex-double"]
 
 
+@pytest.mark.processes
 def test_results_are_kept_and_what_has_not_changed_is_not_tried_again(command, monkeypatch):
     status, out = command()
     assert status == 1  # 2 * 2 is 4 too, and so is 2 ** 2 the other way round
@@ -397,6 +405,7 @@ def test_results_are_kept_and_what_has_not_changed_is_not_tried_again(command, m
     assert "100 %" in out
 
 
+@pytest.mark.processes
 def test_a_reason_stays_with_its_mutant_and_is_shown_when_the_answer_changed(command):
     command()
     kept(lambda record: [survivor.update(reason="the same") for survivor in record["survivors"]])
@@ -408,6 +417,7 @@ def test_a_reason_stays_with_its_mutant_and_is_shown_when_the_answer_changed(com
     assert status == 1  # another change, another mutant
 
 
+@pytest.mark.processes
 def test_a_stricter_check_catches_what_survived(command):
     command()
     strict = SETUP.replace('answer(2), 4, hint="twice")', 'answer(3), 8, hint="twice")')
@@ -416,6 +426,7 @@ def test_a_stricter_check_catches_what_survived(command):
     assert kept()["caught"] == kept()["mutants"] > 0
 
 
+@pytest.mark.processes
 def test_an_answer_that_its_own_check_rejects_is_no_basis(command):
     status, out = command(lesson="FACTOR = 3")
     assert status == 1
@@ -423,6 +434,7 @@ def test_an_answer_that_its_own_check_rejects_is_no_basis(command):
     assert not mutate.kept_file("15-99_doubling").exists()
 
 
+@pytest.mark.processes
 def test_bad_names_and_damaged_results_are_named(command, notebook):
     assert command("15-77")[0] == 2
     path = notebook()
