@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint record clean
+.PHONY: help setup run test lab workbook data lint mutate record clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -28,6 +28,9 @@ data:
 
 lint:
 	@$(PYTHON) -m course lint --ruff $(ARGS)
+
+mutate:
+	@$(PYTHON) -m course mutate $(ARGS)
 
 record:
 	@$(PYTHON) -m course record $(ARGS)
