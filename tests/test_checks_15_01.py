@@ -6,12 +6,12 @@ import copy
 import torch
 import torch.nn.functional as F
 from check_protocol import CheckProtocol
-from notebook_code import answers
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import clip_grad_value_
 
+from course.answers import answers
 from course.exercises import student_source
 from shared.checks import topic_15_01 as check
 
@@ -1156,7 +1156,7 @@ PROMISES_CLIP = [
     ("The returned function removes your hooks", _UNDOING, "undoes the first"),
     ("and no others", _UNDOING, "undoes everybody's"),
     ("Clip every gradient to [-limit, limit] when it has been accumulated", _CLIPPED, "one side"),
-    ("return a function that stops it", "returns a function", "nothing returned"),
+    ("A function that stops it.", "returns a function", "nothing returned"),
 ]
 
 # ---------------------------------------------------------------- optimizer in backward
@@ -1343,10 +1343,11 @@ PROMISES_STEP = [
     ("Return a function that undoes it", "returns a function", "nothing returned"),
     ("your hooks are gone", _UNDOING, "undoes the first"),
     ("those of others are still there", _UNDOING, "undoes everybody's"),
-    ("Step each parameter as soon as its gradient is accumulated, then drop it", _SOON, "gradients kept"),
-    ("return a function that stops it.", "returns a function", "nothing returned"),
+    ("Step each parameter as soon as its gradient is accumulated, then drop the gradient", _SOON, "gradients kept"),
+    ("A function that stops it.", "returns a function", "nothing returned"),
 ]
 CONTEXT_STEP = [
+    "Returns:",
     "Write `step_in_backward(model, make_optimizer)`.",
     "`lambda params:",
     "torch.optim.Adam(params, lr=1e-3)`.",
@@ -1391,7 +1392,7 @@ CONTEXT = {
     "GradientReversal": CONTEXT_REVERSAL,
     "ActivationRecorder": CONTEXT_RECORDER,
     "dead_units": CONTEXT_DEAD,
-    "clip_at_accumulation": ["Write `clip_at_accumulation(model, limit)`:"],
+    "clip_at_accumulation": ["Write `clip_at_accumulation(model, limit)`:", "Returns:"],
     "step_in_backward": CONTEXT_STEP,
 }
 
