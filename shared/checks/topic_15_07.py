@@ -61,8 +61,8 @@ def plan(trial: Trial, answer: Any) -> None:
     cases: list[tuple[int, ...]] = [
         arguments for size in sorted(sizes) if size > 0 for arguments in ((size,), (size, 1))
     ]
-    for divisions in (2, 4, 8, 16, 64):
-        some = {512 * divisions + by for by in (-512, -1, 0, 1, 512)} | {
+    for divisions in (2, 4, 8, 16, 1024):
+        some = {512 * divisions + by for by in (-512, -511, -1, 0, 1, 512)} | {
             2**k + by for k in (9, 16, 25) for by in (-1, 0, 1)
         }
         some |= {int(2 ** generator.uniform(0, 34)) for _ in range(30)} | {9 * MIB + 1}
