@@ -7,11 +7,9 @@ edition, that is put beside it as NAME.updated.ipynb, and a line says so.
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +21,12 @@ from nbformat import NotebookNode
 from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.exercises import BEGIN, END, STUB, MarkerError, solution_blocks, student_source
+from course.exercises import BEGIN, END, MarkerError, solution_blocks, student_source
+from course.files import write_whole
 from course.selection import Selected, SelectionError, select
 from course.syllabus import Syllabus
 
 RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of each edition that was written there, newest last
-
 
 # [text, which may hold one pair of brackets in another](file.ipynb#part)
 _NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")
@@ -99,28 +97,6 @@ def _hide_solution(cell: NotebookNode) -> None:
     cell.outputs, cell.execution_count = [], None
     if blocks:
         cell.source = student_source(cell.source)
-        _check_stubs(cell.source)
-
-
-def _check_stubs(source: str) -> None:
-    """The stubs must parse and be reached only when a function is called."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise EditionError(
-            f"without its solution the cell isn't valid Python: {error.msg} (line {error.lineno})"
-        ) from None
-    in_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    lines = source.split("\n")
-    for node in ast.walk(tree):
-        stub = isinstance(node, ast.Raise) and lines[node.lineno - 2].strip() == STUB[0]
-        if stub and id(node) not in in_functions:
-            raise EditionError("a solution outside a function: its stub would raise as soon as the cell runs")
 
 
 def unlink_missing(notebook: NotebookNode, folder: Path) -> None:
@@ -168,8 +144,8 @@ def write_edition(notebook: NotebookNode, folder: Path, name: str) -> Written:
             return Written(path, False, tuple(kept))
     # The record first, beside the older ones: ended in between, this leaves no file that counts as the student's.
     made[path.name] = [*made.get(path.name, []), digest]
-    _write(folder / RECORD, (json.dumps(made, indent=1, sort_keys=True) + "\n").encode())
-    _write(path, content)
+    write_whole(folder / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    write_whole(path, content)
     return Written(path, True, tuple(kept))
 
 
@@ -185,15 +161,6 @@ def _read_record(folder: Path) -> dict[str, list[str]]:
         return {name: [made] if isinstance(made, str) else list(made) for name, made in record.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-
-
-def _write(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------

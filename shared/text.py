@@ -13,9 +13,9 @@ def wrapped(text: str, *, indent: str = "", lines: int | None = None) -> str:
         indent: what the second and later pieces of a line begin with.
         lines: how many are kept; " ..." stands for the rest. None: all.
     """
-    pieces = [
-        piece for line in text.splitlines() for piece in textwrap.wrap(line, WIDTH, subsequent_indent=indent) or [""]
-    ]
+    pieces = []
+    for line in text.splitlines():
+        pieces += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
     if lines is None or len(pieces) <= lines:
         return "\n".join(pieces)
     *kept, last = pieces[:lines]
