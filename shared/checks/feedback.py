@@ -31,7 +31,6 @@ import torch
 
 from shared.text import WIDTH
 
-
 _HERE = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
 # (rtol, atol): a few roundings of differently ordered arithmetic, and no more
