@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from course.files import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 ARRIVED = "COURSE_STARTED_IN_ENVIRONMENT"  # set for the process that takes over, so that it can't start itself for ever
@@ -500,9 +502,7 @@ def read_json(path: Path) -> dict[str, str]:
 
 def write_json(path: Path, value: dict[str, str]) -> None:
     """Write a small file of ours, whole or not at all."""
-    new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
-    new.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, path)
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def tail(log: Path, lines: int = 25) -> str:

@@ -31,6 +31,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
+from course.files import write_whole
+
 START_LIMIT = 120  # seconds for a kernel to answer for the first time
 INTERRUPT_LIMIT = 5  # seconds to wait for the traceback of an interrupted cell
 END_LIMIT = 10  # seconds for a kernel to end in order before it is killed
@@ -109,13 +111,7 @@ def read_notebook(path: Path) -> tuple[NotebookNode, str]:
 def write_notebook(notebook: NotebookNode, path: Path) -> None:
     """Write a notebook, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = nbformat.writes(notebook, version=nbformat.NO_CONVERT)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        new.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8", newline="\n")
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    write_whole(path, nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n") + "\n")
 
 
 def share_of_cores(at_once: int) -> dict[str, str]:

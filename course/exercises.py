@@ -1,19 +1,28 @@
-"""The form of an exercise: its cells' ids and nbgrader metadata, the solution markers, and what a student gets instead.
+"""The form of an exercise: heading, ids, nbgrader metadata, solution markers, and what a student gets instead.
 
-The only place where these are written; lint, `new` and the student edition use it.
+The only place where these are written; lint, `new`, `exercise` and the student edition use it.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 
 BEGIN = "### BEGIN SOLUTION"
 END = "### END SOLUTION"
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError")
 
+# topic, place, title, points, minutes
+HEADING = re.compile(r"Exercise (\S+)\.(\d+) — (\S.*) \((\d+) points?, (\d+) minutes?\)")
+
 
 class MarkerError(ValueError):
-    """The solution markers of a cell do not pair up or are misspelt; the message gives the line."""
+    """An answer cell has no student's form; the message says what is wrong with its solution markers, and where."""
+
+
+def heading(topic: str, place: int, title: str, points: int, minutes: int) -> str:
+    """The heading of a task, without its ###: the text that HEADING matches."""
+    return f"Exercise {topic}.{place} — {title} ({points} points, {minutes} minutes)"
 
 
 def answer_metadata(grade_id: str) -> dict:
@@ -71,10 +80,23 @@ def student_source(source: str) -> str:
     """The cell as a student gets it: each BEGIN to END block becomes a stub, indented like the BEGIN line.
 
     Raises:
-        MarkerError: as `solution_blocks`.
+        MarkerError: as `solution_blocks`; what is left is not Python; or a stub would raise as soon as the cell runs,
+            since it is in no function.
     """
     lines = source.split("\n")
+    stubs = set()  # lines, from 1, that raise
     for begin, end in reversed(solution_blocks(source)):
         indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
         lines[begin : end + 1] = [indent + line for line in STUB]
+        stubs = {line - (end + 1 - begin) + len(STUB) for line in stubs} | {begin + len(STUB)}
+    try:
+        tree = ast.parse("\n".join(lines))
+    except SyntaxError as error:
+        raise MarkerError(
+            f"without its solution the cell isn't valid Python: line {error.lineno}: {error.msg}"
+        ) from None
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    outside = [line for line in stubs if not any(f.lineno < line <= (f.end_lineno or 0) for f in functions)]
+    if outside:
+        raise MarkerError("a solution outside a function: its stub would raise as soon as the cell runs")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Make the student edition in workbook/ and open JupyterLab there.
+"""Make the student edition in workbook/ and open JupyterLab there, on its start page.
 
 Options that aren't listed here go to JupyterLab, e.g. --no-browser or --port 8889.
 """
@@ -31,17 +31,21 @@ def main(args: argparse.Namespace) -> int:
         return 1
     try:
         # a notebook that can't be made is named; the others can be worked on
-        workbook.make(select([], syllabus.load()), args.output)
+        book = syllabus.load()
+        workbook.make(select([], book), args.output)
+        page = workbook.make_start_page(book, args.output)
     except syllabus.SyllabusError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
-    args.output.mkdir(parents=True, exist_ok=True)
-    return subprocess_status(command(args.output, args.extra), environment())
+    return subprocess_status(command(page, args.extra), environment())
 
 
-def command(folder: Path, extra: list[str]) -> list[str]:
-    """The command line that opens JupyterLab in `folder`."""
-    return [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}", *extra]
+def command(page: Path, extra: list[str]) -> list[str]:
+    """The command line that opens JupyterLab in the page's folder, on the page."""
+    folder, url = page.resolve().parent, f"/lab/tree/{page.name}"
+    return [
+        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url={url}", *extra
+    ]  # fmt: skip
 
 
 def environment() -> dict[str, str]:

@@ -11,17 +11,19 @@ import sys
 from pathlib import Path
 
 from course import module_page
-from course.rules import RELAXED_FOR_DRAFTS, Finding, lint_notebook
-from course.syllabus import ROOT, TEMPLATES, Syllabus, SyllabusError, Topic, load
-
-__all__ = ["Finding", "add_arguments", "lint_files", "lint_notebook", "lint_repository", "main"]
+from course.environment import ROOT
+from course.files import write_whole
+from course.rules import Finding, lint_notebook, relaxed_for
+from course.selection import SelectionError, select
+from course.syllabus import TEMPLATES, Syllabus, SyllabusError, Topic, load
 
 RUFF_SECONDS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course lint`."""
     parser.add_argument(
-        "files", nargs="*", type=Path, metavar="FILE", help="notebooks or templates (default: all of them)"
+        "notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist, the templates, the module's page"
     )
     parser.add_argument("--ruff", action="store_true", help="also run ruff check and ruff format --check")
     parser.add_argument(
@@ -30,20 +32,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0 when nothing is wrong, 1 otherwise."""
+    """Run the command; 0 when nothing is wrong, 1 for a finding or nothing to look at, 2 for wrong usage."""
     try:
         syllabus = load()
+        selected = select(args.notebooks, syllabus)
     except SyllabusError as error:
         print(Finding("syllabus.toml", "-", "syllabus", str(error)))
         return 1
+    except SelectionError as error:
+        print(f"lint: {error}", file=sys.stderr)
+        return 2
     if args.write_readme:
         write_readme(syllabus)
-    findings = lint_files(args.files, syllabus) if args.files else lint_repository(ROOT, syllabus)
+    written = [notebook.path for notebook in selected if notebook.path.is_file()]
+    findings = lint_files(written, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
     for finding in findings:
         print(_relative(finding))
+    for notebook in selected if args.notebooks else []:
+        if notebook.path not in written:
+            print(f"note: {notebook.label} {notebook.title}: not written yet")
     for topic in syllabus.topics.values():
-        if topic.is_draft and not args.files:
-            print(f"note: {topic.number} is a draft, so not held against {', '.join(sorted(RELAXED_FOR_DRAFTS))}")
+        relaxed = relaxed_for(topic.status)
+        if relaxed and topic.path in written:
+            print(f"note: {topic.number} is a {topic.status}, so not held against {', '.join(relaxed)}")
+    if args.notebooks and not written:
+        print("lint: there was nothing to look at")
+        return 1
     number = len(findings)
     print("lint: nothing to complain about" if not number else f"lint: {number} finding{'s' * (number > 1)}")
     clean_code = run_ruff(ROOT) if args.ruff else True
@@ -65,9 +79,7 @@ def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
     findings = []
     for path in files:
         topic = template_topic(path) if path.name in TEMPLATES else _topic_of(path, syllabus)
-        if not path.is_file():
-            findings.append(Finding(str(path), "-", "file", "does not exist"))
-        elif topic is None:
+        if topic is None:
             message = "belongs to no topic of syllabus.toml; add one with python -m course new, or move the file away"
             findings.append(Finding(str(path), "-", "file", message))
         else:
@@ -81,7 +93,7 @@ def template_topic(path: Path) -> Topic:
         number="{{number}}",
         title="{{title}}",
         file=path.name,
-        path=path,
+        path=path.resolve(),
         key_content="",
         dataset="{{dataset}}",
         time="{{time}}",
@@ -124,7 +136,7 @@ def write_readme(syllabus: Syllabus) -> None:
     page = syllabus.path.parent / "README.md"
     try:
         text = page.read_text(encoding="utf-8")
-        page.write_text(module_page.refresh(text, module_page.render(syllabus)), encoding="utf-8", newline="\n")
+        write_whole(page, module_page.refresh(text, module_page.render(syllabus)))
     except (FileNotFoundError, module_page.PageError):
         return
 

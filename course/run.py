@@ -31,7 +31,6 @@ from course.environment import ROOT
 from course.execution import Failure, NotebookError, Progress, execute, read_notebook, share_of_cores, write_notebook
 from course.selection import Selected, SelectionError, select
 
-DATA_CHOICES = ("sample", "full", "auto")
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}
 REPORT_SECONDS = 20  # between two lines on a running notebook where stdout is no terminal
 
@@ -57,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=_positive, default=300.0, metavar="S", help="seconds for a cell (default 300)"
     )
     parser.add_argument(
-        "--data", choices=DATA_CHOICES, help="which data the notebooks use (default: COURSE_DATA, else sample)"
+        "--data",
+        type=_data_mode,
+        metavar="MODE",
+        help="which data the notebooks use (default: COURSE_DATA, else sample)",
     )
 
 
@@ -72,15 +74,23 @@ def _positive_int(text: str) -> int:
     return int(_positive(str(int(text))))
 
 
+def _data_mode(text: str) -> str:
+    if text != "sample":
+        from shared.data import MODES  # here, because it imports PyTorch, which takes seconds
+
+        if text not in MODES:
+            raise argparse.ArgumentTypeError(f"COURSE_DATA={text!r} is not known; it can be {', '.join(MODES)}.")
+    return text
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     console = _console()
     data = args.data or os.environ.get("COURSE_DATA") or "sample"
     try:
-        if data not in DATA_CHOICES:
-            raise SelectionError(f"COURSE_DATA={data!r} is not known; it can be {', '.join(DATA_CHOICES)}.")
+        _data_mode(data)
         jobs = plan(select(args.notebooks, syllabus.load()), args.output)
-    except (SelectionError, syllabus.SyllabusError) as error:
+    except (SelectionError, syllabus.SyllabusError, argparse.ArgumentTypeError) as error:
         console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     # a polite end asked for from outside is treated like Ctrl-C: kernels ended, table shown

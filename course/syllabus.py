@@ -11,12 +11,13 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from course.environment import ROOT
+
 SYLLABUS_FILE = ROOT / "module_15_advanced_pytorch_internals" / "syllabus.toml"
 
 DATASETS = ("FashionMNIST", "CIFAR-10")
 TEMPLATES = ("TEMPLATE_ALGORITHM.ipynb", "TEMPLATE_CAPSTONE.ipynb")
-STATUSES = ("finished", "draft")
+STATUSES = ("finished", "first edition", "draft")
 
 # a topic's number in the curriculum: module, hyphen, two digits ("5-07", "15-10")
 _NUMBER = re.compile(r"[1-9]\d?-\d\d")

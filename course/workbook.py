@@ -1,4 +1,4 @@
-"""Make the student edition: the notebooks without their solutions, in workbook/.
+"""Make the student edition: a start page and the notebooks without their solutions, in workbook/.
 
 A file that you have changed (running a notebook changes it, too) is never overwritten: when the lesson has a newer
 edition, that is put beside it as NAME.updated.ipynb, and a line says so.
@@ -7,24 +7,29 @@ edition, that is put beside it as NAME.updated.ipynb, and a line says so.
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
 import hashlib
 import json
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 from nbformat import NotebookNode
 
-from course import syllabus
+from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.exercises import BEGIN, END, STUB, MarkerError, solution_blocks, student_source
+from course.exercises import BEGIN, END, MarkerError, solution_blocks, student_source
+from course.files import write_whole
 from course.selection import Selected, SelectionError, select
+from course.syllabus import Syllabus
 
-RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of what was written there
+RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of each edition that was written there, newest last
+
+# [text, which may hold one pair of brackets in another](file.ipynb#part)
+_NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")
 
 
 class EditionError(ValueError):
@@ -47,12 +52,13 @@ class Written:
 def student_edition(notebook: NotebookNode) -> NotebookNode:
     """A copy of a notebook in which every solution is a stub; the notebook itself isn't changed.
 
-    Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. The
-    outputs of answer and check cells are removed. All else stays as it is. Raises EditionError for markers that don't
-    pair, an answer cell without a solution, a solution outside an answer cell, and a stub that would raise as soon as
-    the cell runs (it must be inside a function).
+    Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. Stored
+    outputs are removed: many answer the question above them. All else stays as it is. Raises EditionError for markers
+    that don't pair, an answer cell without a solution, a solution outside an answer cell, and a stub that would raise
+    as soon as the cell runs (it must be inside a function).
     """
     edition = copy.deepcopy(notebook)
+    edition.metadata.pop("widgets", None)
     problems = []
     for index, cell in enumerate(edition.cells):
         name = f"cell '{cell.get('id', index)}'"
@@ -88,33 +94,20 @@ def _hide_solution(cell: NotebookNode) -> None:
         raise EditionError("a solution, but the cell's nbgrader metadata doesn't say \"solution\": true")
     if nbgrader.get("solution") and not blocks:
         raise EditionError(f"an answer cell without {BEGIN}")
-    if not (nbgrader.get("solution") or nbgrader.get("grade")):
-        return
-    cell.source = student_source(cell.source)
-    if blocks:
-        _check_stubs(cell.source)
     cell.outputs, cell.execution_count = [], None
+    if blocks:
+        cell.source = student_source(cell.source)
 
 
-def _check_stubs(source: str) -> None:
-    """The stubs must parse and be reached only when a function is called."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise EditionError(
-            f"without its solution the cell isn't valid Python: {error.msg} (line {error.lineno})"
-        ) from None
-    in_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    lines = source.split("\n")
-    for node in ast.walk(tree):
-        stub = isinstance(node, ast.Raise) and lines[node.lineno - 2].strip() == STUB[0]
-        if stub and id(node) not in in_functions:
-            raise EditionError("a solution outside a function: its stub would raise as soon as the cell runs")
+def unlink_missing(notebook: NotebookNode, folder: Path) -> None:
+    """Turn links in Markdown to notebooks that `folder` lacks (topics that aren't written yet) into plain text."""
+
+    def plain(link: re.Match) -> str:
+        return link[0] if (folder / unquote(link[2])).is_file() else link[1]
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _NOTEBOOK_LINK.sub(plain, cell.source)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -144,14 +137,15 @@ def write_edition(notebook: NotebookNode, folder: Path, name: str) -> Written:
         present = _sha(path.read_bytes())
         if present == digest:
             return Written(path, False, tuple(kept))
-        if present == made.get(path.name):
+        if present in made.get(path.name, []):
             break  # an older edition, untouched
         kept.append(path)
-        if made.get(path.name) == digest:
+        if made.get(path.name, [])[-1:] == [digest]:
             return Written(path, False, tuple(kept))
-    # the record first: a file without its record would count as the student's for ever
-    _write(folder / RECORD, (json.dumps({**made, path.name: digest}, indent=1, sort_keys=True) + "\n").encode())
-    _write(path, content)
+    # The record first, beside the older ones: ended in between, this leaves no file that counts as the student's.
+    made[path.name] = [*made.get(path.name, []), digest]
+    write_whole(folder / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    write_whole(path, content)
     return Written(path, True, tuple(kept))
 
 
@@ -159,22 +153,14 @@ def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_record(folder: Path) -> dict[str, str]:
+def _read_record(folder: Path) -> dict[str, list[str]]:
     """What was written; empty if the record is missing or damaged: then every file counts as the student's."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        # one digest a file, not a list, is how records began
+        return {name: [made] if isinstance(made, str) else list(made) for name, made in record.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _write(path: Path, content: bytes) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -190,14 +176,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if a notebook couldn't be made, 2 for wrong usage."""
     try:
-        notebooks = select(args.notebooks, syllabus.load())
+        book = syllabus.load()
+        notebooks = select(args.notebooks, book)
     except (SelectionError, syllabus.SyllabusError) as error:
         print(f"workbook: {error}")
         return 2
     if any(notebook.path.parent == args.output.resolve() for notebook in notebooks):
         print(f"workbook: {args.output} holds the notebooks themselves; name another --output.")
         return 2
-    return make(notebooks, args.output)
+    status = make(notebooks, args.output)
+    page = make_start_page(book, args.output)
+    print(f"The student edition is in {page.resolve().parent}")
+    return status
 
 
 def make(notebooks: list[Selected], folder: Path) -> int:
@@ -209,6 +199,7 @@ def make(notebooks: list[Selected], folder: Path) -> int:
             continue
         try:
             edition = student_edition(read_notebook(notebook.path)[0])
+            unlink_missing(edition, notebook.path.parent)
             written = write_edition(edition, folder, notebook.path.name)
         except (NotebookError, EditionError) as error:
             failed = True
@@ -216,17 +207,35 @@ def make(notebooks: list[Selected], folder: Path) -> int:
             print(f"{notebook.path.name}: no student edition, because of\n{lines}")
             continue
         made += 1
-        if written.kept and written.path not in written.kept:
-            mine = ", ".join(path.name for path in written.kept)
-            news = "The lesson has a newer edition" if written.is_new else "A newer edition of the lesson"
-            verb = ": it is in" if written.is_new else " is in"
-            print(f"{mine}: yours, left as it is. {news}{verb} {written.path.name}.")
-        elif written.is_new:
-            print(f"{written.path.name}: written.")
-        else:
-            print(f"{written.path.name}: {'yours, left as it is' if written.kept else 'up to date'}.")
+        print(_account(written, notebook.path.name))
     if not made and not failed:
         print("There is no notebook to make a student edition of.")
         return 1
-    print(f"The student edition is in {folder.resolve()}")
     return 1 if failed else 0
+
+
+def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
+    """Write the page that the workbook opens with, for the topics that are in it, and return where it is."""
+    notebooks = {}
+    for number, topic in syllabus.topics.items():
+        if (folder / topic.file).is_file():
+            try:
+                notebooks[number] = read_notebook(topic.path)[0]
+            except NotebookError:
+                continue  # `make` has said so
+    written = write_edition(start_page.start_page(syllabus, notebooks), folder, start_page.NAME)
+    if written.is_new:
+        print(_account(written, start_page.NAME))
+    return written.path
+
+
+def _account(written: Written, name: str) -> str:
+    """What to tell about an edition, in a line."""
+    if written.kept and written.path not in written.kept:
+        mine = ", ".join(path.name for path in written.kept)
+        news = "The lesson has a newer edition" if written.is_new else "A newer edition of the lesson"
+        verb = ": it is in" if written.is_new else " is in"
+        return f"{mine}: yours, left as it is. {news}{verb} {written.path.name}."
+    if written.is_new:
+        return f"{name}: written."
+    return f"{name}: {'yours, left as it is' if written.kept else 'up to date'}."

@@ -1,12 +1,14 @@
 """FashionMNIST and CIFAR-10 as tensors: the full sets, or the samples that come with the course.
 
-    train = load_fashion_mnist("train")
+    train = load_fashion_mnist("train", images=10_000)
     image, label = train[0]           # float32 (1, 28, 28), normalised; int
-    x, y = train.tensors(device)      # the whole split at once
+    x, y = train.tensors(device)      # all of them at once
 
-COURSE_DATA decides which: `sample` (no network, nothing written), `full` (downloaded if need be, an error if that is
-impossible) or `auto` (the default: the full set if it is on disk; else, where a person is waiting, a short attempt to
-download it; else the sample).
+`images` says how many a topic uses. As many as the sample has are always taken from it, so that they are the same for
+everybody and nothing is fetched. For more, or without a number, COURSE_DATA decides: `sample` (no network, nothing
+written), `full` (downloaded if need be, an error if that is impossible) or `auto` (the default: the full set if it is
+on disk; else, where a person is waiting, a short attempt to download it, announced with its size and how to decline;
+else the sample). No program is started for it; only `make data` does that.
 """
 
 import operator
@@ -21,9 +23,10 @@ from torch.utils.data import Dataset
 
 from shared.data_formats import read_sample, read_split
 from shared.data_specs import CIFAR10, FASHION_MNIST
-from shared.data_store import PATIENT_ROUNDS, data_root, fetch, recent_failure
+from shared.data_store import PATIENT_ROUNDS, data_root, fetch, recent_failure, remember_failure
 from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
 from shared.downloads import QUICK, terminal
+from shared.text import wrapped
 
 MODES = ("sample", "full", "auto")
 
@@ -139,6 +142,7 @@ class ImageData(Dataset):
 def load_fashion_mnist(
     split: str = "train",
     *,
+    images: int | None = None,
     root: str | os.PathLike | None = None,
     transform: Callable[[torch.Tensor], Any] | None = None,
 ) -> ImageData:
@@ -146,19 +150,21 @@ def load_fashion_mnist(
 
     Args:
         split: "train" or "test".
+        images: how many are used, the first ones; None for all there are. The sample may have fewer.
         root: folder of the full sets; default COURSE_DATA_DIR, else datasets/full.
         transform: called with a uint8 (1, 28, 28) image instead of normalising it.
 
     Raises:
-        ValueError: unknown split, COURSE_DATA misspelt, or COURSE_DATA_MIRROR not supported.
+        ValueError: unknown split, too many images, COURSE_DATA misspelt, or COURSE_DATA_MIRROR not supported.
         DataError: the bundled sample is damaged, or (COURSE_DATA=full) the full set cannot be had.
     """
-    return load(FASHION_MNIST, split, root=root, transform=transform)
+    return load(FASHION_MNIST, split, images=images, root=root, transform=transform)
 
 
 def load_cifar10(
     split: str = "train",
     *,
+    images: int | None = None,
     root: str | os.PathLike | None = None,
     transform: Callable[[torch.Tensor], Any] | None = None,
 ) -> ImageData:
@@ -166,37 +172,43 @@ def load_cifar10(
 
     Arguments and errors as for `load_fashion_mnist`; images are (3, 32, 32).
     """
-    return load(CIFAR10, split, root=root, transform=transform)
+    return load(CIFAR10, split, images=images, root=root, transform=transform)
 
 
 def load(
     spec: DataSpec,
     split: str,
     *,
+    images: int | None = None,
     root: str | os.PathLike | None = None,
     transform: Callable[[torch.Tensor], Any] | None = None,
 ) -> ImageData:
     """Load one split of the data set that `spec` describes; see `load_fashion_mnist`."""
     if split not in SPLITS:
         raise ValueError(f'split must be "train" or "test", not {split!r}')
+    count = spec.full[split].count
+    if images is not None and not 1 <= operator.index(images) <= count:
+        raise ValueError(f"images must be 1 to {count:,}, which {spec.name} {split} has, not {images:,}")
     mode = data_mode()
-    arrays, source = None, "full"
-    if mode == "full":
+    arrays, reason = None, "COURSE_DATA=sample"
+    if images is not None and images <= spec.sample[split].count:
+        reason = ""
+    elif mode == "full":
         arrays = _full(spec, split, root)
     elif mode == "auto":
         arrays, reason = _full_if_quick(spec, split, root)
-    else:
-        reason = "COURSE_DATA=sample"
+    source = "sample" if arrays is None else "full"
     if arrays is None:
-        arrays, source = _sample(spec, split), "sample"
-        _announce_sample(spec, reason)
-    images = arrays.images[:, None] if arrays.images.ndim == 3 else arrays.images.transpose(0, 3, 1, 2)
+        arrays = _sample(spec, split)
+        _announce_sample(spec, split, images, reason)
+    pixels, labels = arrays.images[:images], arrays.labels[:images]
+    pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return ImageData(
         name=spec.name,
         split=split,
         source=source,
-        images=torch.from_numpy(np.array(images, order="C")),
-        labels=torch.from_numpy(arrays.labels.astype(np.int64)),
+        images=torch.from_numpy(np.array(pixels, order="C")),
+        labels=torch.from_numpy(labels.astype(np.int64)),
         classes=spec.classes,
         mean=spec.mean,
         std=spec.std,
@@ -227,7 +239,7 @@ def _shell() -> Any:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(wrapped(line, indent="  "), flush=True)
 
 
 def _full(spec: DataSpec, split: str, root: str | os.PathLike | None) -> Split:
@@ -258,6 +270,9 @@ def _full_if_quick(spec: DataSpec, split: str, root: str | os.PathLike | None) -
     try:
         _fetch(spec, folder, quick=True)
         return read_split(spec, folder, split), ""
+    except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
+        remember_failure(spec, folder, "interrupted")
+        return None, "fetching the full set was interrupted"
     except (DataError, OSError) as error:
         return None, f"fetching the full set failed: {getattr(error, 'summary', error)}"
 
@@ -269,6 +284,8 @@ def _fetch(spec: DataSpec, folder: os.PathLike, *, quick: bool) -> None:
         rounds=(QUICK,) if quick else PATIENT_ROUNDS,
         show_progress=interactive() or terminal(),
         heed_failure=quick,
+        programs=False,
+        decline="To decline, interrupt the kernel or set COURSE_DATA=sample." if quick else "",
         say=_say,
     )
     if result.mirror is not None:
@@ -290,13 +307,16 @@ def _sample(spec: DataSpec, split: str) -> Split:
 _announced: set[tuple[str, object]] = set()
 
 
-def _announce_sample(spec: DataSpec, reason: str) -> None:
-    """One line a data set and cell, so that train and test loaded together don't say it twice."""
-    shell = _shell()
-    key = (spec.key, getattr(shell, "execution_count", None))
+def _announce_sample(spec: DataSpec, split: str, images: int | None, reason: str) -> None:
+    """Say what is used instead of the full set, and why; or, without a reason, that nothing more is needed."""
+    if not reason:
+        _say(f"{spec.name}: {images:,} {split} images of the bundled sample, all that is used here")
+        return
+    # one line a data set and cell, so that train and test loaded together don't say it twice
+    key = (spec.key, getattr(_shell(), "execution_count", None))
     if key in _announced:
         return
     _announced.add(key)
     train, test = (spec.sample[split].count for split in SPLITS)
     reason = " ".join(reason.split())
-    _say(f"{spec.name}: bundled sample, {train:,} train and {test:,} test images ({reason}); full set: `make data`")
+    _say(f"{spec.name}: sample, {train:,} train and {test:,} test images ({reason}); all: `make data`")

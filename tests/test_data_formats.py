@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torchvision
+from PIL import Image
 from tiny_data import (
     batch_files,
     cifar_package,
@@ -18,6 +19,7 @@ from tiny_data import (
     gz_files,
     idx_files,
     md5s,
+    package_files,
     python2_pickle,
     tar_gz,
     tiny_cifar,
@@ -173,6 +175,38 @@ def test_a_damaged_npy_file_is_named(tmp_path, damage):
     damage(folder / "train_images.npy")
     with pytest.raises(DamagedFile, match="train_images"):
         read_split(spec, tmp_path, "train")
+
+
+def test_the_same_bytes_as_another_type_or_shape_are_refused(tmp_path):
+    """The checksum is of the bytes alone."""
+    spec, splits = tiny_cifar(tmp_path)
+    images, labels = splits["train"]
+    folder = write_files(tmp_path / NPY_FOLDER, {"train_labels.npy": npy_bytes(labels)})
+    others = images.view(np.int8), images.view(bool), images.reshape(-1, 32, 96)
+    for other in others:
+        assert other.tobytes() == images.tobytes()
+        (folder / "train_images.npy").write_bytes(npy_bytes(other))
+        with pytest.raises(DamagedFile, match=r"expected uint8 \(40, 32, 32, 3\)|more than"):
+            read_split(spec, tmp_path, "train")
+
+
+@pytest.mark.parametrize("change", ["wide", "high"])
+def test_a_picture_of_another_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch, change):
+    spec, splits = tiny_cifar(tmp_path)
+    files = package_files(splits)
+    rows = np.asarray(Image.open(io.BytesIO(files["test_batch.png"])))
+    # twice as wide: the same bytes in the same order; too high: more rows than the split has images
+    other = rows.reshape(len(rows) // 2, -1, 3) if change == "wide" else np.concatenate([rows] * 3)
+    buffer = io.BytesIO()
+    Image.fromarray(other).save(buffer, "PNG")
+    files["test_batch.png"] = buffer.getvalue()
+    folder = write_files(tmp_path / "archive", {PACKAGE_TGZ: tar_gz(files, "package")})
+    decoded = []
+    real = Image.Image.convert
+    monkeypatch.setattr(Image.Image, "convert", lambda self, *a, **k: decoded.append(self.size) or real(self, *a, **k))
+    with pytest.raises(DamagedFile, match=r"a picture of .* pixels, expected 1024 times at most"):
+        decode(spec, folder)
+    assert (other.shape[1], other.shape[0]) not in decoded
 
 
 @DAMAGE

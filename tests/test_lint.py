@@ -1,20 +1,29 @@
 """Lint: a notebook in order passes, each damage is named by its rule and cell, and look-alikes are left alone."""
 
 import argparse
+import ast
 import copy
 import json
 import shutil
+from dataclasses import replace as changed
 
 import pytest
 
 from course import lint, module_page
+from course.environment import ROOT
 from course.exercises import MarkerError, answer_metadata, check_metadata, student_source
-from course.rules import RELAXED_FOR_DRAFTS, RULES, named_topics
-from course.syllabus import ROOT, load, parse
+from course.rules import lint_notebook, relaxed_for
+from course.rules.names import read_and_written
+from course.rules.page import RULES, named_topics
+from course.syllabus import load
 
 SYLLABUS = load()
-LOSSES = SYLLABUS.topics["15-04"]  # it has cross-references to name
-CAPSTONE = SYLLABUS.topics["15-10"]
+LOSSES = changed(SYLLABUS.topics["15-04"], status="finished")  # it has cross-references to name
+CAPSTONE = changed(SYLLABUS.topics["15-10"], status="finished")
+GUARD = """try:
+    import shared  # noqa: F401
+except ModuleNotFoundError:
+    raise SystemExit("Open it in the course's folder.") from None"""
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
@@ -32,20 +41,21 @@ def said(text, name="stdout"):
     return {"output_type": "stream", "name": name, "text": text}
 
 
-def figure():
-    return {"output_type": "display_data", "metadata": {}, "data": {"image/png": PIXEL, "text/plain": "<Figure>"}}
+def figure(kind="image/png", alt="A falling line."):
+    described = {kind: {"alt": alt}} if alt is not None else {}
+    return {"output_type": "display_data", "metadata": described, "data": {kind: PIXEL, "text/plain": "<Figure>"}}
 
 
 def exercise(number, slug, place):
-    task = f"### Exercise {number}.{place} — Half of {slug} (10 points, 15 minutes)\n\nReturn half.\n\n"
-    task += "<details><summary>Hint</summary>\n\nDivide.\n\n</details>"
+    task = f"### Exercise {number}.{place} — Half of {slug} (25 points, 15 minutes)\n\nReturn half.\n\n"
+    task += "<details><summary>Hint 1: which operation</summary>\n\nDivide.\n\n</details>"
     stub = f'def {slug}(x: float) -> float:\n    """Half of x."""\n'
     stub += "    ### BEGIN SOLUTION\n    return x / 2\n    ### END SOLUTION"
     return [
         markdown(f"ex-{slug}-task", task),
         code(f"ex-{slug}", stub, nbgrader=answer_metadata(f"ex-{slug}")),
         code(
-            f"ex-{slug}-check", f"check.{slug}({slug})", said("passed"), nbgrader=check_metadata(f"ex-{slug}-check", 10)
+            f"ex-{slug}-check", f"check.{slug}({slug})", said("passed"), nbgrader=check_metadata(f"ex-{slug}-check", 25)
         ),
     ]
 
@@ -62,12 +72,14 @@ def notebook(topic):
         "Uses": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
     }
     glance = "\n".join(["| At a glance | |", "|---|---|", *(f"| **{key}** | {value} |" for key, value in rows.items())])
-    setup = "import torch\n\nfrom shared import get_device, load_cifar10\n"
+    setup = GUARD + "\n\nimport matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10\n"
+    setup += "from shared.plotting import curves, use_course_style\n"
     setup += f"from shared.checks import topic_{topic.number.replace('-', '_')} as check"
     solved = [cell for place in range(1, 5) for cell in exercise(topic.number, "abcd"[place - 1] * 3, place)]
     teaching = [
         markdown("idea", "An idea in some words. " * 450),
         *(code(f"figure-{place}", f"draw({place})", figure()) for place in range(6)),
+        *(code(f"step-{place}", f"print({place})", said(f"{place}\n")) for place in range(22)),
         code("verified", 'print("max error 0.0")', said("max error 0.0\n"), tags=["nbval-check-output"]),
         *solved,
     ]
@@ -103,10 +115,45 @@ def notebook(topic):
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
 
 
+def check_file(topic):
+    """The checks of `notebook(topic)`."""
+    text = "from shared.checks.feedback import Trial, exercise\n"
+    for place, slug in enumerate(("aaa", "bbb", "ccc", "ddd"), start=1):
+        text += f'\n\n@exercise("{topic.number}.{place}", "Half of {slug}", points=25)\n'
+        text += f"def {slug}(trial: Trial, answer) -> None:\n    pass\n"
+    return text
+
+
+def test_file(topic):
+    """The tests of these checks."""
+    entries = "\n".join(f'    "{slug}": check.{slug},' for slug in ("aaa", "bbb", "ccc", "ddd"))
+    tables = f"CHECKS = {{\n{entries}\n}}\n"
+    for name in ("RIGHT", "WRONG", "PROMISES"):
+        tables += f"{name} = {{\n" + "\n".join(f'    "{slug}": [],' for slug in ("aaa", "bbb", "ccc", "ddd")) + "\n}\n"
+    return f"from shared.checks import topic_{topic.number.replace('-', '_')} as check\n\n{tables}"
+
+
+test_file.__test__ = False
+
+
+def place(tmp_path, topic):
+    """Put the topic into a repository of its own with its checks and tests; returns it and their files."""
+    name = topic.number.replace("-", "_")
+    folder, checks, tests = tmp_path / SYLLABUS.module.folder, tmp_path / "shared" / "checks", tmp_path / "tests"
+    for path in (folder, checks, tests):
+        path.mkdir(parents=True, exist_ok=True)
+    (folder / "figure.png").write_bytes(b"")
+    files = {"checks": checks / f"topic_{name}.py", "tests": tests / f"test_checks_{name}.py"}
+    files["checks"].write_text(check_file(topic), encoding="utf-8")
+    files["tests"].write_text(test_file(topic), encoding="utf-8")
+    return changed(topic, path=folder / topic.file), files
+
+
 def lint_it(tmp_path, document, topic=LOSSES, name=None):
-    path = tmp_path / (name or topic.file)
+    topic, _ = place(tmp_path, topic)
+    path = topic.path.with_name(name or topic.file)
     path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
-    return lint.lint_notebook(path, topic, SYLLABUS.module)
+    return lint_notebook(path, topic, SYLLABUS.module)
 
 
 def cell_of(document, id_):
@@ -186,12 +233,58 @@ def top(**values):
     return mutate
 
 
-def long_cells(document):
+def lines_in(start, count):
+    """A mutation: cells whose id starts so get that many lines."""
+
+    def mutate(document):
+        for cell in document["cells"]:
+            if cell["id"].startswith(start):
+                cell["source"] = "\n".join(f"print({n})" for n in range(count))
+
+    return mutate
+
+
+def short_where_folded(document):
+    """A mutation: 17 cells of 13 lines, 11 short ones that are folded, 12 other short ones."""
     for cell in document["cells"]:
-        if cell["id"].startswith("figure-"):
-            cell["source"] = "\n".join(f"x = {n}" for n in range(26))
+        if cell["id"].startswith("step-1"):
+            cell.update(source=PLOT, metadata=dict(FOLD), outputs=[figure()])
+        elif cell["id"].startswith(("step-", "figure-")):
+            lines_in(cell["id"], 13)(document)
 
 
+def more_cells(count):
+    """A mutation: so many more code cells."""
+
+    def mutate(document):
+        place = document["cells"].index(cell_of(document, "verified"))
+        new = [code(f"more-{n}", f"print({n})", said(f"{n}")) for n in range(count)]
+        document["cells"][place:place] = new
+        for number, cell in enumerate((cell for cell in document["cells"] if "outputs" in cell), start=1):
+            cell["execution_count"] = number
+
+    return mutate
+
+
+def sources(**texts):
+    """A mutation: other code in several cells; figure_1 is the cell figure-1."""
+
+    def mutate(document):
+        for id_, text in texts.items():
+            cell_of(document, id_.replace("_", "-")).update(source=text, outputs=[figure()])
+
+    return mutate
+
+
+def both(*mutations):
+    return lambda document: [mutate(document) for mutate in mutations] and None
+
+
+FOLD = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+PLOT = "_, ax = plt.subplots()\nax.plot([1, 2])"
+
+
+HINT = "<summary>Hint 1: which operation</summary>"
 STUB = (
     'def aaa(x: float) -> float:\n    """Half of x."""\n    ### BEGIN SOLUTION\n    return x / 2\n    ### END SOLUTION'
 )
@@ -264,7 +357,7 @@ DAMAGE = {
         "figure-1",
     ),
     "46 lines": (source("figure-1", "\n".join(["x = 1"] * 46)), "cell-length", "figure-1"),
-    "many long cells": (long_cells, "cell-length", "-"),
+    "many long cells": (lines_in("step-1", 25), "cell-length", "-"),
     "not executed": (change("figure-4", execution_count=None), "executed", "figure-4"),
     "run in another order": (change("figure-4", execution_count=90), "executed", "figure-4"),
     "stored error": (
@@ -278,7 +371,7 @@ DAMAGE = {
     "stderr": (change("figure-4", outputs=[figure(), said("UserWarning: x", "stderr")]), "outputs", "figure-4"),
     "nothing to compare": (change("verified", outputs=[]), "checked-output", "verified"),
     "only a figure to compare": (
-        change("verified", outputs=[{**figure(), "data": {"image/png": PIXEL}}]),
+        change("verified", outputs=[figure() | {"data": {"image/png": PIXEL}}]),
         "checked-output",
         "verified",
     ),
@@ -322,9 +415,9 @@ DAMAGE = {
     "90 minutes": (replace("ex-bbb-task", "15 min", "90 min"), "exercise-headings", "ex-bbb-task"),
     "exercise number": (replace("ex-bbb-task", "15-04.2", "15-04.3"), "exercise-headings", "ex-bbb-task"),
     "topic in the number": (replace("ex-bbb-task", "15-04.2", "15-05.2"), "exercise-headings", "ex-bbb-task"),
-    "points differ": (replace("ex-bbb-task", "10 points", "20 points"), "exercise-headings", "ex-bbb-task"),
+    "points differ": (replace("ex-bbb-task", "25 points", "20 points"), "exercise-headings", "ex-bbb-task"),
     "no hint": (
-        replace("ex-bbb-task", "<details><summary>Hint</summary>\n\nDivide.\n\n</details>", ""),
+        replace("ex-bbb-task", f"<details>{HINT}\n\nDivide.\n\n</details>", ""),
         "exercise-hints",
         "ex-bbb-task",
     ),
@@ -366,6 +459,78 @@ DAMAGE = {
     "check that checks nothing": (source("ex-aaa-check", "print(aaa(2))"), "exercise-checks", "ex-aaa-check"),
     "check of another topic": (replace("setup", "topic_15_04", "topic_15_05"), "exercise-import", "setup"),
     "too few exercises": (remove("ex-ddd-task", "ex-ddd", "ex-ddd-check"), "exercise-count", "-"),
+    "a box of the template": (append("idea", "\n\n> **What belongs here.** The idea."), "placeholders", "idea"),
+    "a placeholder of the template": (append("idea", "\n\nAbout {{title}}."), "placeholders", "idea"),
+    "TODO in prose": (append("idea", " TODO: say why."), "placeholders", "idea"),
+    "TODO in code": (append("step-1", "  # TODO: more"), "placeholders", "step-1"),
+    "figure without text": (change("figure-1", outputs=[figure(alt=None)]), "alt", "figure-1"),
+    "figure with an empty text": (change("figure-1", outputs=[figure(alt=" ")]), "alt", "figure-1"),
+    "SVG without text": (change("figure-1", outputs=[figure("image/svg+xml", None)]), "alt", "figure-1"),
+    "SVG with the text of a PNG": (
+        change("figure-1", outputs=[figure("image/svg+xml") | {"metadata": {"image/png": {"alt": "A line."}}}]),
+        "alt",
+        "figure-1",
+    ),
+    "text that is none": (change("figure-1", outputs=[figure(alt=3)]), "alt", "figure-1"),
+    "a widget": (
+        change("step-1", outputs=[{**figure(), "data": {"application/vnd.jupyter.widget-view+json": {}}}]),
+        "widgets",
+        "step-1",
+    ),
+    "101 characters": (source("step-1", f"print({'1' * 94})"), "line-length", "step-1"),
+    "no guard": (replace("setup", GUARD + "\n\n", ""), "guard", "setup"),
+    "guard below the imports": (replace("setup", GUARD, f"import time\n\n{GUARD}"), "guard", "setup"),
+    "guard of another package": (replace("setup", "import shared ", "import torch "), "guard", "setup"),
+    "guard that catches another error": (replace("setup", "ModuleNotFoundError", "ValueError"), "guard", "setup"),
+    "drawing in the open": (sources(figure_1=PLOT), "folding", "figure-1"),
+    "drawing with a function of the course": (sources(figure_1="curves(ax, {})"), "folding", "figure-1"),
+    "drawing with a function of the notebook": (
+        sources(step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])"),
+        "folding",
+        "step-2",
+    ),
+    "a name that is written again before it is read": (
+        sources(figure_1=PLOT, figure_2="_, ax = plt.subplots()\nprint(ax)"),
+        "folding",
+        "figure-1",
+    ),
+    "folded without the tag": (
+        both(sources(figure_1=PLOT), meta("figure-1", jupyter=FOLD["jupyter"])),
+        "folding",
+        "figure-1",
+    ),
+    "tag without the fold": (both(sources(figure_1=PLOT), meta("figure-1", tags=FOLD["tags"])), "folding", "figure-1"),
+    "other metadata of Jupyter": (meta("step-1", jupyter={"outputs_hidden": True}), "folding", "step-1"),
+    "folded but draws nothing": (meta("step-1", **FOLD), "folding", "step-1"),
+    "39 code cells": (remove("step-1"), "cell-count", "-"),
+    "76 code cells": (more_cells(36), "cell-count", "-"),
+    "middle cell of 13 lines": (lines_in("step-", 13), "short-cells", "-"),
+    "folded cells are not counted": (short_where_folded, "short-cells", "-"),
+    "four definitions in a row": (
+        sources(**{f"step_{n}": f"def f{n}(x):\n    return x" for n in range(4, 8)}),
+        "definitions",
+        "step-7",
+    ),
+    "link to a topic that isn't there": (
+        append("next", "\n\n[15-09](15-09_debugging_pytorch_models.ipynb)"),
+        "links",
+        "next",
+    ),
+    "picture that isn't there": (append("idea", "\n\n![a drawing](images/none.png)"), "links", "idea"),
+    "hint without number": (replace("ex-bbb-task", "Hint 1: which", "Hint: which"), "exercise-hints", "ex-bbb-task"),
+    "hint that says nothing": (replace("ex-bbb-task", ": which operation", ""), "exercise-hints", "ex-bbb-task"),
+    "hints in another order": (
+        append("ex-bbb-task", "\n\n<details><summary>Hint 3: more</summary>\n\nTwo.\n\n</details>"),
+        "exercise-hints",
+        "ex-bbb-task",
+    ),
+    "check of no exercise": (replace("ex-aaa-check", "check.aaa", "check.aba"), "exercise-checks", "ex-aaa-check"),
+    "other title": (replace("ex-bbb-task", "Half of bbb", "A half"), "exercise-checks", "ex-bbb-task"),
+    "90 points": (
+        both(replace("ex-bbb-task", "25 points", "15 points"), nbgrader("ex-bbb-check", points=15)),
+        "exercise-points",
+        "-",
+    ),
 }
 
 # a second rule that rightly speaks up too
@@ -373,7 +538,45 @@ COMPANIONS = {
     "required cell of another kind": {"references"},
     "slugs differ": {"exercise-metadata", "exercise-headings", "exercise-count"},
     "points as text": {"exercise-headings"},
+    "points differ": {"exercise-points", "exercise-checks"},
+    "exercise number": {"exercise-checks"},
+    "topic in the number": {"exercise-checks"},
+    "check of another topic": {"exercise-checks"},
+    "check of no exercise": {"exercise-tests"},
+    "too few exercises": {"exercise-points", "exercise-checks", "cell-count"},
+    "90 points": {"exercise-checks"},
+    "answer without partner": {"cell-count", "exercise-checks"},
 }
+FIRST = '@exercise("15-04.1"'
+# of the checks and their tests: (file, what is replaced, by what, rule, cell)
+DAMAGE_OF_FILES = {
+    "number": ("checks", '"15-04.2"', '"15-04.5"', "exercise-checks", "ex-bbb-task"),
+    "title": ("checks", '"Half of bbb"', '"Half of b"', "exercise-checks", "ex-bbb-task"),
+    "points": ("checks", '"Half of bbb", points=25', '"Half of bbb", points=20', "exercise-checks", "ex-bbb-task"),
+    "points that are computed": ("checks", 'bbb", points=25', 'bbb", points=5 * 5', "exercise-checks", "ex-bbb-task"),
+    "no decorator": ("checks", '@exercise("15-04.2"', '@quiz("15-04.2"', "exercise-checks", "ex-bbb-check"),
+    "check without a cell": (
+        "checks", FIRST, f'@exercise("15-04.9", "T", points=1)\ndef more(t, a):\n    pass\n\n\n{FIRST}',
+        "exercise-checks", "-",
+    ),
+    "checks are no Python": ("checks", "def aaa(", "def aaa((", "exercise-checks", "setup"),
+    "no checks": ("checks", None, None, "exercise-checks", "setup"),
+    "TODO in the checks": ("checks", "    pass", "    pass  # TODO: hold it", "exercise-placeholders", "-"),
+    "no tests": ("tests", None, None, "exercise-tests", "-"),
+    "tests are no Python": ("tests", "CHECKS = {", "CHECKS = {{", "exercise-tests", "-"),
+    "not in CHECKS": ("tests", '"bbb": check.bbb', '"bbb": check.abb', "exercise-tests", "ex-bbb-check"),
+    "no wrong answers": ("tests", 'WRONG = {\n    "aaa": [],', "WRONG = {", "exercise-tests", "ex-aaa-check"),
+    "no promises": ("tests", "PROMISES", "PROMISED", "exercise-tests", "ex-aaa-check"),
+    "TODO in the tests": ("tests", '"bbb": [],', '"bbb": [],  # TODO', "exercise-placeholders", "-"),
+}  # fmt: skip
+HARMLESS_FILES = {
+    "in words": ("checks", '"15-04.2", "Half of bbb", points=25', 'title="Half of bbb", number="15-04.2", points=25'),
+    "from the module": ("checks", "@exercise(", "@feedback.exercise("),
+    "other functions": ("checks", FIRST, f"def oracle(x):\n    return x / 2\n\n\n{FIRST}"),
+    "with stand-ins": ("checks", "points=25", 'points=25, stand_in=lambda: half, stand_in_name="x / 2"'),
+    "annotated": ("tests", "WRONG = {", "WRONG: dict[str, list] = {"),
+    "in a class": ("tests", "CHECKS = {", "class TestChecks:\n  CHECKS = {"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("mutate", "rule", "cell"), DAMAGE.values(), ids=DAMAGE.keys())
@@ -386,13 +589,38 @@ def test_damage_is_named(tmp_path, request, mutate, rule, cell):
     assert others <= COMPANIONS.get(request.node.callspec.id, set()), findings
 
 
+def lint_with(tmp_path, file, old, new):
+    """Findings for a notebook in order whose checks or tests were changed (removed if `old` is None)."""
+    topic, files = place(tmp_path, LOSSES)
+    topic.path.write_text(json.dumps(notebook(LOSSES)), encoding="utf-8")
+    text = files[file].read_text(encoding="utf-8")
+    if old is None:
+        files[file].unlink()
+    else:
+        assert old in text, old
+        files[file].write_text(text.replace(old, new), encoding="utf-8")
+    return lint_notebook(topic.path, topic, SYLLABUS.module)
+
+
+@pytest.mark.parametrize(("file", "old", "new", "rule", "cell"), DAMAGE_OF_FILES.values(), ids=DAMAGE_OF_FILES.keys())
+def test_damage_to_checks_and_their_tests_is_named(tmp_path, file, old, new, rule, cell):
+    findings = lint_with(tmp_path, file, old, new)
+    assert (rule, cell) in [(finding.rule, finding.cell) for finding in findings], findings
+    assert {finding.rule for finding in findings} == {rule}
+
+
+@pytest.mark.parametrize(("file", "old", "new"), HARMLESS_FILES.values(), ids=HARMLESS_FILES.keys())
+def test_checks_and_tests_written_otherwise_are_left_alone(tmp_path, file, old, new):
+    assert lint_with(tmp_path, file, old, new) == []
+
+
 @pytest.mark.parametrize("topic", [LOSSES, CAPSTONE], ids=["algorithm", "capstone"])
 def test_a_notebook_in_order_passes(tmp_path, topic):
     assert lint_it(tmp_path, notebook(topic), topic) == []
 
 
 def test_every_rule_is_tried():
-    tried = {rule for _, rule, _ in DAMAGE.values()}
+    tried = {rule for _, rule, _ in DAMAGE.values()} | {rule for *_, rule, _ in DAMAGE_OF_FILES.values()}
     assert set(RULES) - tried == {"file-name"}  # test_file_name
 
 
@@ -418,7 +646,7 @@ def test_json_but_no_notebook(tmp_path, content):
 def test_not_utf8(tmp_path):
     path = tmp_path / LOSSES.file
     path.write_bytes(b'{"cells": "\xff"}')
-    assert [finding.rule for finding in lint.lint_notebook(path, LOSSES, SYLLABUS.module)] == ["json"]
+    assert [finding.rule for finding in lint_notebook(path, LOSSES, SYLLABUS.module)] == ["json"]
 
 
 def test_source_as_list_of_lines(tmp_path):
@@ -465,20 +693,54 @@ HARMLESS = {
     "optional import": lambda nb: (source("figure-1", GUARDED)(nb), meta("figure-1", tags=["optional"])(nb)),
     "standard library": append("setup", "\nfrom __future__ import annotations\nimport os.path\nimport numpy as np"),
     "get_device in a string": source("figure-1", 'print("get_device()")'),
-    "six exercises": lambda nb: [
-        nb["cells"].insert(nb["cells"].index(cell_of(nb, "averages")) + 1 + offset, cell)
-        for offset, cell in enumerate([*exercise("15-04", "eee", 5), *exercise("15-04", "fff", 6)])
-    ],
+    "a word that contains todo": append("idea", " A todo of a mastodon, {braces} and {{ spaces }}."),
+    "braces of an f-string": source("step-1", 'print(f"{{name}}")'),
+    "braces in a formula and in code": append("idea", " $x_{{a}}$ and `{{name}}`."),
+    "SVG with text": change("figure-1", outputs=[figure("image/svg+xml")]),
+    "100 characters": source("step-1", f"print({'1' * 93})"),
+    "101 characters of prose": append("idea", "\n\n" + "x" * 101),
+    "guard below a docstring": replace(
+        "setup", GUARD, f'"""Imports."""\n\nfrom __future__ import annotations\n\n{GUARD}'
+    ),
+    "guard around what is imported": replace(
+        "setup", "import shared  # noqa: F401", "from shared import seed_everything"
+    ),
+    "folded drawing": both(sources(figure_1=PLOT), meta("figure-1", **FOLD)),
+    "folded definition of a drawing": both(
+        sources(step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])\nprint(1)"), meta("step-1", **FOLD)
+    ),
+    "definition of a drawing in the open": sources(
+        step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])\nprint(1)"
+    ),
+    "drawing and printing": sources(figure_1=f"{PLOT}\nprint(1)"),
+    "drawing and printing in a function": sources(step_1="def say(x):\n    print(x)", figure_1=f"{PLOT}\nsay(1)"),
+    "drawing above an output of text": both(
+        sources(figure_1=f"{PLOT}\nax"), change("figure-1", outputs=[figure(), said("x")])
+    ),
+    "drawing what a later cell needs": sources(figure_1=f"{PLOT}\ntop = 3", figure_2="print(top)"),
+    "drawing what a later function needs": sources(figure_1=f"{PLOT}\ntop = 3", figure_2="def f():\n    return top"),
+    "drawing with a class that is taught": sources(figure_1=f"class Net:\n    pass\n\n\n{PLOT}"),
+    "three definitions in a row": sources(**{f"step_{n}": f"def f{n}(x):\n    return x" for n in range(4, 7)}),
+    "definitions that are tried": sources(
+        **{f"step_{n}": f"def f{n}(x):\n    return x\n\n\nprint(f{n}(1))" for n in range(4, 9)}
+    ),
+    "75 code cells": more_cells(35),
+    "many cells of 12 lines": lines_in("step-", 12),
+    "links to what is there": append(
+        "next",
+        "\n\n[1](15-04_custom_loss_functions_and_training_utilities.ipynb#Setup), [2](#Setup), [3](mailto:a@b.org)",
+    ),
+    "a second hint": append("ex-bbb-task", "\n\n<details><summary>Hint 2: more</summary>\n\nTwo.\n\n</details>"),
     "questions as headings": lambda nb: source(
         "self-assessment",
         cell_of(nb, "self-assessment")["source"].replace("1. What", "### 1. What").replace("2. What", "**2.** What"),
     )(nb),
     "escaped and linked glance": lambda nb: (
         replace("glance", LOSSES.title, LOSSES.title.replace("&", "&amp;"))(nb),
-        replace("glance", "5-07", "[5-07](../m.ipynb)")(nb),
+        replace("glance", "5-07", "[5-07](https://example.org/m.ipynb)")(nb),
         replace("glance", "A — Algorithm", "`A — Algorithm`")(nb),
     ),
-    "attributes of other tools": meta("figure-1", jupyter={"source_hidden": True}, editable=True),
+    "attributes of other tools": meta("figure-1", editable=True),
     "Jupyter's own version": lambda nb: nb["metadata"].update(language_info={"name": "python", "version": "3.11"}),
 }
 
@@ -493,15 +755,52 @@ def test_look_alikes_are_left_alone(tmp_path, mutate):
 
 
 def test_draft_is_relaxed(tmp_path):
-    text = SYLLABUS.path.read_text(encoding="utf-8").replace('[topics."15-04"]', '[topics."15-04"]\nstatus = "draft"')
-    draft = parse(text, SYLLABUS.path).topics["15-04"]
+    draft = changed(LOSSES, status="draft")
     document = notebook(LOSSES)
-    for name in ("too few words", "too few figures", "too few exercises", "cross-reference", "objectives"):
+    for name in ("too few words", "too few figures", "cross-reference", "objectives", "not executed", "TODO in code"):
         DAMAGE[name][0](document)
-    assert {finding.rule for finding in lint_it(tmp_path, copy.deepcopy(document), LOSSES)} <= RELAXED_FOR_DRAFTS
+    assert {finding.rule for finding in lint_it(tmp_path, copy.deepcopy(document))} <= set(relaxed_for("draft"))
     assert lint_it(tmp_path, document, draft) == []
     DAMAGE["stored error"][0](document)
     assert [finding.rule for finding in lint_it(tmp_path, document, draft)] == ["outputs"]
+
+
+def test_a_first_edition_may_be_long(tmp_path):
+    long = ("76 code cells", "middle cell of 13 lines", "four definitions in a row")
+    for name in long:
+        document = notebook(LOSSES)
+        DAMAGE[name][0](document)
+        assert lint_it(tmp_path, document, changed(LOSSES, status="first edition")) == []
+    assert relaxed_for("first edition") == sorted(DAMAGE[name][1] for name in long)
+    assert relaxed_for("finished") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "read", "written"),
+    [
+        ("a = b", "b", "a"),
+        ("a = 1\nb = a", "", "a b"),
+        ("a = a + 1", "a", "a"),
+        ("a += 1", "a", "a"),
+        ("a[0] = b", "a b", ""),
+        ("a.x, b = c", "a c", "b"),
+        ("for i in a:\n    b = i\n    c(b)", "a c", "i b"),
+        ("with a as b, b as c:\n    d = c", "a", "b c d"),
+        ("if a:\n    b = 1\nelse:\n    c(b)", "a c", "b"),
+        ("try:\n    a()\nexcept B as e:\n    print(e)", "a B print", "e"),
+        ("def f(x, y=a):\n    z = x + b\n    return z + f(1)", "a b", "f"),
+        ("def f():\n    global g\n    g = h", "h", "f"),
+        ("class A(B):\n    x = 1\n\n    def m(self):\n        return c", "B c", "A"),
+        ("a = [i * b for i in c if i]", "b c", "a"),
+        ("a = lambda x: x + b", "b", "a"),
+        ("import a.b as c, d.e\nfrom f import g", "", "c d g"),
+        ("del a", "a", ""),
+        ("if (n := a) > 1:\n    n", "a", "n"),
+        ("@d\ndef f(x: t) -> r: ...", "d t r", "f"),
+    ],
+)
+def test_names_read_and_written(code, read, written):
+    assert read_and_written(ast.parse(code).body) == (set(read.split()), set(written.split()))
 
 
 @pytest.mark.parametrize(
@@ -562,8 +861,8 @@ def test_a_file_is_named_with_cell_and_rule(tmp_path, capsys):
     path.write_text(json.dumps(document), encoding="utf-8")
     assert run(path) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{path.as_posix()}: figure-1: exit: calls exit(), ")
-    assert lines[-1] == "lint: 1 finding"
+    assert [line for line in lines if line.startswith(f"{path.as_posix()}: figure-1: exit: calls exit(), ")]
+    assert lines[-1].startswith("lint: ")
 
 
 def test_a_misnamed_notebook_is_held_against_its_number(tmp_path, capsys):
@@ -573,14 +872,39 @@ def test_a_misnamed_notebook_is_held_against_its_number(tmp_path, capsys):
     assert ": -: file-name: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("15-77_x.ipynb", "belongs to no topic"), (LOSSES.file, "does not exist")]
-)
-def test_files_that_cannot_be_held_against_anything(tmp_path, capsys, name, message):
-    if "77" in name:
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-    assert run(tmp_path / name) == 1
-    assert message in capsys.readouterr().out
+def test_a_file_of_no_topic(tmp_path, capsys):
+    (tmp_path / "15-77_x.ipynb").write_text("{}", encoding="utf-8")
+    assert run(tmp_path / "15-77_x.ipynb") == 1
+    assert "belongs to no topic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "message"), [("15-77", "there is no topic 15-77"), ("x.ipynb", "neither a topic")])
+def test_names_that_mean_nothing(capsys, name, message):
+    assert run(name) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["15-02", "2", SYLLABUS.topics["15-02"].file])
+def test_topics_are_chosen_as_in_other_commands(monkeypatch, capsys, repository, name):
+    root, syllabus = repository
+    monkeypatch.setattr(lint, "load", lambda: syllabus)
+    monkeypatch.setattr(lint, "ROOT", root)
+    assert run(name) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["note: 15-02 Advanced Data Pipelines: not written yet", "lint: there was nothing to look at"]
+
+    topic = changed(syllabus.topics["15-02"], status="draft")
+    monkeypatch.setattr(lint, "load", lambda: changed(syllabus, topics=syllabus.topics | {"15-02": topic}))
+    topic.path.write_text("{}", encoding="utf-8")
+    assert run(name, "15-03") == 1
+    out = capsys.readouterr().out
+    assert f"{topic.file}: -: nbformat: " in out
+    assert "note: 15-02 is a draft, so not held against" in out
+    assert "note: 15-03 Advanced nn.Module Patterns: not written yet" in out
+
+
+def test_a_template_is_chosen_by_its_file(capsys):
+    assert run("templates/TEMPLATE_CAPSTONE.ipynb") == 0, capsys.readouterr().out
 
 
 @pytest.fixture
@@ -591,6 +915,8 @@ def repository(tmp_path):
     folder.mkdir()
     for name in ("syllabus.toml", "README.md"):
         shutil.copy(SYLLABUS.path.parent / name, folder)
+    (tmp_path / "shared" / "checks").mkdir(parents=True)
+    shutil.copy(ROOT / "shared" / "checks" / "template.py", tmp_path / "shared" / "checks")
     syllabus = load(folder / "syllabus.toml")
     lint.write_readme(syllabus)  # there are no notebooks here, so no links to them
     return tmp_path, syllabus

@@ -1,4 +1,4 @@
-"""Seeding, timing, expected errors and figures: what notebooks rely on."""
+"""Seeding, timing and expected errors: what notebooks rely on."""
 
 import contextlib
 import gc
@@ -6,11 +6,6 @@ import random
 import time
 import weakref
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -27,17 +22,15 @@ from shared import (
     stopwatch,
 )
 from shared.errors import NothingRaised
-from shared.plotting import COLOURS, arrow, bars, box, curves, diagram, image_grid, use_course_style
 
 
 @pytest.fixture(autouse=True)
 def _restored():
-    with mpl.rc_context(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         state, np_state = random.getstate(), np.random.get_state()
         yield
         random.setstate(state)
         np.random.set_state(np_state)
-        plt.close("all")
 
 
 # ---------------------------------------------------------------- seeding
@@ -131,6 +124,22 @@ def test_the_error_is_printed_short_and_kept(capsys):
     assert str(caught.error).startswith("this is no good")
 
 
+@pytest.mark.parametrize("length", range(80, 110))
+def test_no_printed_line_is_wider_than_the_column(length, capsys):
+    """Whole words, a word that is cut, and the dots for what is left out all have to fit."""
+    words = "a word " * 30
+    with expect_error(ValueError, lines=2):
+        raise ValueError(f"{'x' * length} {words}\n{words}")
+    with expect_error(ValueError, lines=1):
+        raise ValueError("y" * (length // 2) + " " + "y" * (length // 2) + "\nmore")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert max(map(len, printed)) <= 96
+    assert printed[1].endswith(" ...")
+    assert printed[2].startswith("ValueError: yyy")
+    assert printed[2].endswith("y ...")
+
+
 def test_nothing_raised_is_a_failure():
     with pytest.raises(NothingRaised, match="expected RuntimeError, but nothing was raised"), expect_error():
         pass
@@ -161,66 +170,3 @@ def test_a_caught_error_keeps_no_tensors_alive():
     gc.collect()
     assert caught.error is not None
     assert alive[0]() is None
-
-
-# ---------------------------------------------------------------- figures
-
-
-def contrast(a: str, b: str) -> float:
-    """WCAG 2 contrast ratio of two colours."""
-
-    def luminance(colour):
-        rgb = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in mpl.colors.to_rgb(colour)]
-        return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
-
-    high, low = sorted((luminance(a), luminance(b)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_text_colours_can_be_read_on_white():
-    assert contrast(COLOURS["ink"], "white") > 7
-    for name in ("blue", "red", "grey"):
-        assert contrast(COLOURS[name], "white") > 3.5
-
-
-def test_image_grid_shows_every_image_in_order():
-    images = torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1).expand(10, 1, 4, 4)
-    figure = image_grid(images, [str(i) for i in range(10)], columns=4, title="ten")
-    shown = [ax for ax in figure.axes if ax.images]
-    assert len(shown) == 10
-    assert [ax.get_title() for ax in shown] == [str(i) for i in range(10)]
-    brightness = [float(ax.images[0].get_array().mean()) for ax in shown]
-    assert brightness == sorted(brightness)
-    assert (brightness[0], brightness[-1]) == (0, 1)
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 1, 8, 8), (3, 3, 8, 8)])
-def test_image_grid_takes_grey_and_colour(shape):
-    assert len([ax for ax in image_grid(torch.rand(shape)).axes if ax.images]) == 3
-
-
-@pytest.mark.parametrize(("shape", "titles"), [((8, 8), None), ((2, 4, 8, 8), None), ((2, 8, 8), ["only one"])])
-def test_image_grid_refuses_other_shapes(shape, titles):
-    with pytest.raises(ValueError, match=r"images"):
-        image_grid(torch.rand(shape), titles)
-
-
-def test_curves_and_bars_label_what_they_draw():
-    use_course_style()
-    _, (left, right) = plt.subplots(1, 2)
-    curves(left, {"a": [1, 2, 3], "b": [3, 2, 1]}, x=[10, 20, 30], title="T", xlabel="step", ylabel="loss")
-    assert [t.get_text() for t in left.get_legend().get_texts()] == ["a", "b"]
-    assert left.lines[0].get_xdata().tolist() == [10, 20, 30]
-    assert (left.get_title(loc="left"), left.get_xlabel(), left.get_ylabel()) == ("T", "step", "loss")
-    bars(right, {"one": 1.0, "two": 2.5}, form="{:.1f}")
-    assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
-    assert right.patches[0].get_width() == 1.0
-
-
-def test_a_diagram_can_be_drawn():
-    figure, ax = diagram(4, 2, "boxes")
-    box(ax, 1, 1, "a")
-    box(ax, 3, 1, "b", colour="orange")
-    arrow(ax, (1.75, 1), (2.25, 1), text="to")
-    figure.canvas.draw()
-    assert {"a", "b", "to"} <= {t.get_text() for t in ax.texts}

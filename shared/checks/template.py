@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from shared.checks.feedback import Trial, exercise
 
 
-@exercise("1", "Mean absolute error", stand_in=lambda: F.l1_loss)
+@exercise("1", "Mean absolute error", points=10, stand_in=lambda: F.l1_loss, stand_in_name="F.l1_loss")
 def mean_absolute_error(trial: Trial, answer) -> None:
     """`answer(prediction, target)` returns the mean of |prediction - target| as a scalar tensor."""
     prediction, target = torch.randn(5, 3), torch.randn(5, 3)
@@ -14,13 +14,19 @@ def mean_absolute_error(trial: Trial, answer) -> None:
         "equals F.l1_loss",
         answer(prediction, target),
         F.l1_loss(prediction, target),
-        hint="absolute value first, then the mean over every element",
+        hint="is the absolute value taken before the mean, and the mean over every element?",
+        see=1,
     )
     prediction.requires_grad_()
-    answer(prediction, target).backward()
+    trial.call(
+        "gradients flow through it",
+        lambda: answer(prediction, target).backward(),
+        hint="which call leaves the graph?",
+        see=1,
+    )
     trial.close(
         "its gradient is sign(prediction - target) / n",
         prediction.grad,
         torch.sign(prediction.detach() - target) / target.numel(),
-        hint="stay in tensor operations: .item() or .detach() cuts the graph",
+        hint="the gradient of the value returned; is it that of your formula?",
     )

@@ -1,0 +1,85 @@
+"""Rules on what is stored below the cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from course.rules.page import Complaint, Page, first_line, joined, rule
+
+MIN_FIGURES = 6
+MAX_CHECKED_CHARACTERS = 5000
+IMAGES = ("image/png", "image/svg+xml", "image/jpeg", "image/gif", "image/webp")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+_MEMORY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+
+
+@rule("figures", not_for=("draft",))
+def figures(page: Page) -> Iterator[Complaint]:
+    count = sum(
+        bool({"image/png", "image/svg+xml"} & set(output.get("data", {})))
+        for cell in page.code
+        for output in cell.outputs
+    )
+    if count < MIN_FIGURES:
+        yield "-", f"shows {count} figures; the standard asks for at least {MIN_FIGURES}"
+
+
+@rule("executed", not_for=("draft",))
+def executed(page: Page) -> Iterator[Complaint]:
+    for place, cell in enumerate(page.code, start=1):
+        if cell.execution_count != place:
+            ran = "has not been run" if cell.execution_count is None else f"was run as number {cell.execution_count}"
+            yield cell.id, f"{ran}, but is code cell {place}; restart the kernel, run all cells and save"
+            return
+
+
+@rule("outputs")
+def outputs(page: Page) -> Iterator[Complaint]:
+    for cell in page.code:
+        for output in cell.outputs:
+            if output["output_type"] == "error":
+                what = f"{output['ename']}: {first_line(output['evalue'])}"
+                yield cell.id, f"has stored an error, {what}; mend it and run all cells"
+            elif output.get("name") == "stderr":
+                text = first_line(joined(output["text"]))
+                yield cell.id, f"wrote to stderr: {text!r}; use the current API, or catch and explain the warning"
+
+
+@rule("checked-output")
+def checked_output(page: Page) -> Iterator[Complaint]:
+    for cell in page.cells:
+        if "nbval-check-output" not in cell.tags:
+            continue
+        if cell.kind != "code":
+            yield cell.id, "is tagged nbval-check-output but is not a code cell; remove the tag"
+            continue
+        if cell.execution_count is None:
+            continue  # the rule "executed" says so
+        text = "\n".join(cell.texts)
+        if not text:
+            yield cell.id, "is tagged nbval-check-output but has no stored text, so nothing is compared; print a result"
+        elif len(text) > MAX_CHECKED_CHARACTERS:
+            most = f"{MAX_CHECKED_CHARACTERS:,}"
+            yield cell.id, f"has {len(text):,} characters of checked output, the most is {most}; print less"
+        elif _MEMORY_ADDRESS.search(text):
+            yield cell.id, f"prints a memory address, {_MEMORY_ADDRESS.search(text)[0]}, which differs in every run"
+
+
+@rule("alt")
+def alternative_text(page: Page) -> Iterator[Complaint]:
+    for cell in page.code:
+        for output in cell.outputs:
+            for kind in set(IMAGES) & set(output.get("data", {})):
+                described = output.get("metadata", {}).get(kind, {})
+                alt = described.get("alt") if isinstance(described, dict) else None
+                if not isinstance(alt, str) or not alt.strip():
+                    yield cell.id, 'stores a figure without a text for those who don\'t see it; end with show(alt="…")'
+
+
+@rule("widgets")
+def widgets(page: Page) -> Iterator[Complaint]:
+    for cell in page.code:
+        if any(WIDGET in output.get("data", {}) for output in cell.outputs):
+            yield cell.id, "stores a widget, which is an error message once the notebook is opened again; print text"

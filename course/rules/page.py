@@ -1,0 +1,211 @@
+"""A notebook as the rules see it, the table of rules, and what they need to read Markdown."""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from course.syllabus import Module, Topic
+
+Complaint = tuple[str, str]  # (cell id or "-", message)
+Check = Callable[["Page"], Iterator[Complaint]]
+
+_TOPIC_NUMBER = re.compile(r"(?<![\d-])([1-9]\d?-\d\d)(?![\d-])")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check under its name; it is not applied to topics whose status is in `not_for`."""
+
+    check: Check
+    not_for: tuple[str, ...]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str, *, not_for: tuple[str, ...] = ()) -> Callable[[Check], Check]:
+    """Enter a function of a page, which yields complaints, into the table of rules.
+
+    not_for: statuses of syllabus.toml; "draft" for what is asked of finished work only.
+    """
+
+    def enter(check: Check) -> Check:
+        RULES[name] = Rule(check, not_for)
+        return check
+
+    return enter
+
+
+@dataclass
+class Cell:
+    """A cell as the rules see it."""
+
+    index: int
+    id: str
+    kind: str
+    source: str
+    metadata: dict
+    outputs: list[dict]
+    execution_count: int | None
+    section: str = ""  # the H2 heading it stands under
+
+    @property
+    def tags(self) -> list[str]:
+        return self.metadata.get("tags", [])
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether JupyterLab shows the outputs without the code."""
+        return bool(self.metadata.get("jupyter", {}).get("source_hidden"))
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        """The parsed code; None when it is not Python (the rule "syntax" says so)."""
+        try:
+            return ast.parse(self.source)
+        except (SyntaxError, ValueError):
+            return None
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree)) if self.kind == "code" and self.tree else []
+
+    @cached_property
+    def calls(self) -> list[str]:
+        """Dotted names of everything called: "get_device", "os._exit", "check.swish"."""
+        return [ast.unparse(node.func) for node in self.nodes if isinstance(node, ast.Call)]
+
+    @cached_property
+    def headings(self) -> list[tuple[int, str]]:
+        """(level, text) of each Markdown heading outside fenced code."""
+        if self.kind != "markdown":
+            return []
+        found = re.findall(r"^(#{1,6})[ \t]+(.+?)[ \t]*#*$", without_fences(self.source), re.MULTILINE)
+        return [(len(signs), text) for signs, text in found]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The textual outputs: streams, text/plain, text/html, SVG."""
+        texts = []
+        for output in self.outputs:
+            texts.append(joined(output.get("text", "")))
+            for kind, value in output.get("data", {}).items():
+                if kind.startswith("text/") or kind == "image/svg+xml":
+                    texts.append(joined(value))
+        return [text for text in texts if text.strip()]
+
+
+@dataclass
+class Page:
+    """A notebook together with what the syllabus says about it."""
+
+    path: Path
+    size: int
+    metadata: dict
+    cells: list[Cell]
+    topic: Topic
+    module: Module
+    by_id: dict[str, Cell] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_id = {cell.id: cell for cell in self.cells}
+        section = ""
+        for cell in self.cells:
+            section = next((text for level, text in cell.headings if level == 2), section)
+            cell.section = section
+
+    @property
+    def root(self) -> Path:
+        """The folder of the repository that the topic belongs to."""
+        return self.topic.path.parent.parent
+
+    @property
+    def check_file(self) -> Path:
+        """Where the topic's checks are, or will be."""
+        return self.root / "shared" / "checks" / f"topic_{self.topic.number.replace('-', '_')}.py"
+
+    @property
+    def test_file(self) -> Path:
+        """Where the tests of these checks are, or will be."""
+        return self.root / "tests" / f"test_checks_{self.topic.number.replace('-', '_')}.py"
+
+    @property
+    def code(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "code"]
+
+    @property
+    def markdown(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "markdown"]
+
+    @property
+    def headings_2(self) -> list[tuple[Cell, str]]:
+        return [(cell, text) for cell in self.cells for level, text in cell.headings if level == 2]
+
+    @cached_property
+    def exercises(self) -> dict[str, dict[str, Cell]]:
+        """Slug → {"task": cell, "answer": cell, "check": cell}, as far as they exist, in the order of the page."""
+        found: dict[str, dict[str, Cell]] = {}
+        for cell in self.cells:
+            match = re.fullmatch(r"ex-(.+?)(-task|-check)?", cell.id)
+            if match:
+                found.setdefault(match[1], {})[(match[2] or "-answer")[1:]] = cell
+        return found
+
+
+def named_topics(text: str) -> set[str]:
+    """Topic numbers that a text names, ranges such as "15-01 to 15-09" included."""
+    numbers = set(_TOPIC_NUMBER.findall(text))
+    for first, last in re.findall(r"(\d+-\d\d)\s*(?:to|through|–|—|…)\s*(\d+-\d\d)", text):
+        (module, start), (other, stop) = first.split("-"), last.split("-")
+        if module == other:
+            numbers |= {f"{module}-{topic:02d}" for topic in range(int(start), int(stop) + 1)}
+    return numbers
+
+
+def joined(value: str | list[str]) -> str:
+    """A text that a notebook file may hold as a list of lines."""
+    return value if isinstance(value, str) else "".join(value)
+
+
+def without_fences(text: str) -> str:
+    """Markdown without fenced code."""
+    return re.sub(r"^[ \t]*(```+|~~~+).*?(?:^[ \t]*\1[ \t]*$|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def without_code(text: str, code: str = "") -> str:
+    """Markdown without fenced code; inline code becomes `code`."""
+    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", code, without_fences(text), flags=re.DOTALL)
+
+
+def unfolded(text: str) -> str:
+    """Markdown without its <details> parts."""
+    return re.sub(r"<details.*?(?:</details>|\Z)", "", text, flags=re.DOTALL)
+
+
+def prose_of(text: str, code: str = "") -> str:
+    """Markdown without fenced code, comments, HTML tags, link targets and formulas; inline code becomes `code`."""
+    text = without_code(text, code)
+    text = re.sub(r"<!--.*?-->", " ", text, flags=re.DOTALL)
+    text = re.sub(r"</?[A-Za-z][^>]*>", " ", text)
+    text = re.sub(r"\$\$.+?\$\$|(?<!\\)\$(?!\s)[^$\n]+\$", " formula ", text, flags=re.DOTALL)
+    text = re.sub(r"!\[([^\]]*)\]", r"[\1]", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def table_text(text: str) -> str:
+    """A table cell as a reader sees it: links, emphasis, code marks, escapes and entities resolved."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"\\([^\w\s])", r"\1", text)
+    return html.unescape(re.sub(r"\*\*|`", "", text)).strip()
+
+
+def first_line(text: str, width: int = 90) -> str:
+    """The first line of a text, shortened to `width` characters."""
+    lines = text.strip().splitlines() or [""]
+    return lines[0] if len(lines[0]) <= width else lines[0][:width] + "…"

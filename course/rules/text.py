@@ -1,0 +1,76 @@
+"""Rules on prose: its length, its words, what it names and what it links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from course.rules.page import Complaint, Page, named_topics, prose_of, rule, without_code
+
+MIN_WORDS, MAX_WORDS = 2000, 4500
+
+_MACHINE_PATH = re.compile(
+    r"(?<![\w.])/(?:home|Users|root|tmp|var/folders)/[\w.-]*"
+    r"|(?<![\w.])/[\w./-]*/site-packages/"
+    r"|(?<!\w)[A-Za-z]:\\+Users\\"
+)
+_LINK = re.compile(r"\[([^\]]*)\]\(<?([^)\s>]+)>?[^)]*\)")
+
+
+@rule("words", not_for=("draft",))
+def words(page: Page) -> Iterator[Complaint]:
+    count = sum(len(re.findall(r"\w[\w'’-]*", prose_of(cell.source, code=" code "))) for cell in page.markdown)
+    if not MIN_WORDS <= count <= MAX_WORDS:
+        yield "-", f"has {count:,} words of prose; the standard asks for {MIN_WORDS:,} to {MAX_WORDS:,}"
+
+
+@rule("prose")
+def prose(page: Page) -> Iterator[Complaint]:
+    for cell in page.markdown:
+        text = prose_of(cell.source)
+        shout = re.search(r"[^\n]{0,30}!", text)
+        if shout:
+            yield cell.id, f"has an exclamation mark in {shout[0].strip()!r}; end the sentence with a full stop"
+        filler = re.search(r"[^\n]{0,20}\bsimply\b[^\n]{0,20}", text, re.IGNORECASE)
+        if filler:
+            yield cell.id, f"says 'simply' in {filler[0].strip()!r}; leave the word out"
+
+
+@rule("references", not_for=("draft",))
+def references(page: Page) -> Iterator[Complaint]:
+    named = named_topics("\n".join(cell.source for cell in page.markdown))
+    for warning in page.topic.warnings:
+        for number in warning.references:
+            if number not in named:
+                yield "-", f"never names {number}; say in a line who teaches what: {warning.text}"
+
+
+@rule("paths")
+def paths(page: Page) -> Iterator[Complaint]:
+    for cell in page.cells:
+        for where, texts in (("source", [cell.source]), ("output", cell.texts)):
+            found = next((match for match in map(_MACHINE_PATH.search, texts) if match), None)
+            if found:
+                yield cell.id, f"has the path {found[0]!r} of one machine in its {where}; use a relative one"
+
+
+@rule("placeholders", not_for=("draft",))
+def placeholders(page: Page) -> Iterator[Complaint]:
+    for cell in page.cells:
+        found = re.search(r"\bTODO\b", cell.source)
+        if cell.kind == "markdown":
+            found = re.search(r"What belongs here|\{\{\w+\}\}", prose_of(cell.source)) or found
+        if found:
+            yield cell.id, f"still holds {found[0]!r}; fill the place in, or remove it"
+
+
+@rule("links")
+def links(page: Page) -> Iterator[Complaint]:
+    folder = page.root / page.module.folder
+    for cell in page.markdown:
+        for text, target in _LINK.findall(without_code(cell.source)):
+            file = target.partition("#")[0]
+            if not file or re.match(r"[a-z][a-z+.-]*:", file) or (folder / unquote(file)).exists():
+                continue
+            yield cell.id, f"links {text!r} to {file}, which isn't there; write it as plain text until it is"

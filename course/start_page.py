@@ -1,0 +1,89 @@
+"""The workbook's first page: the topics in order, what each takes, and a cell that says how far the exercises are."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from course.syllabus import Syllabus, Topic, direct_needs
+
+NAME = "00_START_HERE.ipynb"
+WORDS_A_MINUTE = 200
+CODE_LINES_A_MINUTE = 20
+
+EXERCISE = re.compile(r"^### Exercise .*\((\d+) points?, (\d+) minutes?\)\s*$", re.MULTILINE)
+
+INTRODUCTION = """\
+# Module {number}: {title}
+
+Choose a topic, run its cells from top to bottom with Shift+Enter, and write your answers where the exercises ask for
+them. The check below an answer says what is right and where to look. An exercise that you leave out stops nothing.
+
+{table}
+
+Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
+the others can be taken in any order. `make lab`, given again, brings new lessons and leaves every file alone that you
+have changed.
+
+**What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
+"""
+PROGRESS = """\
+from shared.progress import show_progress
+
+show_progress()\
+"""
+
+
+def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode]) -> NotebookNode:
+    """The page as a notebook.
+
+    Args:
+        syllabus: names the topics and their order.
+        notebooks: topic number → its notebook, for the topics that are in the workbook; the others are named without
+            a link.
+    """
+    rows = ["| Topic | Builds on | Reading | Exercises |", "| --- | --- | --- | --- |"]
+    for number, topic in syllabus.topics.items():
+        rows.append(_row(topic, direct_needs(topic, syllabus.topics), notebooks.get(number)))
+    text = INTRODUCTION.format(
+        number=syllabus.module.number,
+        title=syllabus.module.title,
+        table="\n".join(rows),
+        words=WORDS_A_MINUTE,
+        lines=CODE_LINES_A_MINUTE,
+    )
+    page = new_notebook(cells=[new_markdown_cell(text, id="start"), new_code_cell(PROGRESS, id="progress")])
+    page.metadata["kernelspec"] = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    page.metadata["language_info"] = {"name": "python"}
+    return page
+
+
+def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:
+    name = f"{topic.number} {topic.title}".replace("|", "\\|")
+    builds_on = ", ".join(needs)
+    if notebook is None:
+        return f"| {name} | {builds_on} | not written yet | |"
+    tasks = [task for cell in notebook.cells for task in EXERCISE.findall(cell.source)]
+    points, minutes = (sum(int(task[i]) for task in tasks) for i in (0, 1))
+    exercises = f"{len(tasks)}, {points} points, {_duration(minutes)}" if tasks else "none"
+    return f"| [{name}]({topic.file}) | {builds_on} | {_duration(reading_minutes(notebook))} | {exercises} |"
+
+
+def reading_minutes(notebook: NotebookNode) -> float:
+    """How long text and code take to read; answer and check cells not counted."""
+    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
+    lines = sum(
+        len(cell.source.splitlines())
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "nbgrader" not in cell.metadata
+    )
+    return words / WORDS_A_MINUTE + lines / CODE_LINES_A_MINUTE
+
+
+def _duration(minutes: float) -> str:
+    """To the next five minutes: 50 min, 1 h 20 min."""
+    hours, rest = divmod(5 * math.ceil(minutes / 5), 60)
+    return " ".join(filter(None, (f"{hours} h" if hours else "", f"{rest} min" if rest or not hours else "")))

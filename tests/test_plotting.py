@@ -1,0 +1,222 @@
+"""Figures: how they are shown and described, the palette, the kinds that notebooks share."""
+
+import base64
+import io
+import itertools
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image
+
+from shared.plotting import COLOURS, CYCLE, arrow, bars, box, curves, diagram, image_grid, show, use_course_style
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    with mpl.rc_context():
+        yield
+        plt.close("all")
+
+
+# ---------------------------------------------------------------- showing
+
+
+@pytest.fixture(scope="module")
+def shown() -> nbformat.NotebookNode:
+    """A notebook whose cells were executed in a kernel, with the inline backend at work."""
+    cells = [
+        """
+        import matplotlib.pyplot as plt
+        from shared.plotting import show, use_course_style
+        use_course_style()
+        _, ax = plt.subplots(figsize=(9, 3.6))
+        ax.plot([1, 2, 4])
+        show("A line that rises\\nfrom 1 to 4.")
+        """,
+        """
+        left, _ = plt.subplots(); right, _ = plt.subplots()
+        show("the first of two", figure=left)
+        print(len(plt.get_fignums()))
+        show("the second of two")
+        """,
+    ]
+    notebook = new_notebook(cells=[new_code_cell("\n".join(map(str.strip, cell.splitlines()))) for cell in cells])
+    NotebookClient(notebook, timeout=120, startup_timeout=120, record_timing=False).execute()
+    return notebook
+
+
+def test_the_text_reaches_the_stored_output(shown):
+    (output,) = shown.cells[0].outputs  # once: the inline backend doesn't show it again
+    text = "A line that rises from 1 to 4."
+    assert output.metadata["image/png"]["alt"] == text
+    assert output.data["text/plain"] == text
+    picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
+    assert picture.width == pytest.approx(9 * 144, abs=40)
+    assert output.metadata["image/png"]["width"] == pytest.approx(9 * 100, abs=28)
+    assert len(output.data["image/png"]) < 50_000
+
+
+def test_the_figure_that_is_named_is_shown_and_closed(shown):
+    first, printed, second = shown.cells[1].outputs
+    assert first.metadata["image/png"]["alt"] == "the first of two"
+    assert printed.text == "1\n"
+    assert second.metadata["image/png"]["alt"] == "the second of two"
+
+
+def test_nbconvert_writes_the_text_into_the_page(shown):
+    page, _ = HTMLExporter(template_name="classic").from_notebook_node(shown)
+    assert '<img alt="A line that rises from 1 to 4."' in page
+
+
+def test_outside_a_notebook_the_figure_is_drawn_and_closed(recwarn):
+    plt.subplots()
+    show("nothing to see")
+    assert plt.get_fignums() == []
+    assert not recwarn.list
+
+
+def test_a_figure_that_cannot_be_drawn_is_an_error_and_closed():
+    plt.title("$\\nosuchcommand$")
+    with pytest.raises(ValueError, match="nosuchcommand"):
+        show("a formula")
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize("alt", ["", "  ", None])
+def test_a_figure_without_a_text_is_an_error(alt):
+    plt.subplots()
+    with pytest.raises(ValueError, match="say in a sentence what the figure shows"):
+        show(alt)
+
+
+def test_showing_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no figure to show"):
+        show("nothing")
+
+
+def test_photographs_keep_their_colours_and_drawings_are_small(monkeypatch):
+    from shared.plotting import _png
+
+    noise = torch.randint(0, 256, (8, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert Image.open(io.BytesIO(_png(image_grid(noise))[0])).mode == "RGB"
+    _, ax = plt.subplots()
+    ax.plot([1, 3, 2])
+    png, _ = _png(plt.gcf())
+    drawing = Image.open(io.BytesIO(png))
+    assert drawing.mode == "P"
+    lossless = io.BytesIO()
+    plt.gcf().savefig(lossless, dpi=144, bbox_inches="tight")
+    wanted = np.asarray(Image.open(lossless).convert("RGB"), dtype=float)
+    assert np.abs(np.asarray(drawing.convert("RGB"), dtype=float) - wanted).mean() < 0.2  # of 255
+    assert len(png) < lossless.getbuffer().nbytes / 2
+
+
+# ---------------------------------------------------------------- the palette
+
+# Machado, Oliveira and Fernandes (2009), severity 1: what linear RGB becomes for the three kinds of colour blindness
+VISION = {
+    "common": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+MEETING = {
+    *itertools.pairwise([*CYCLE, CYCLE[0]]),  # bars and lines in order, all round
+    *itertools.combinations(CYCLE[:4], 2),  # four ranks, in any order
+    # areas of a memory map: parameter, gradient, activation, optimizer state, temporary
+    *itertools.combinations([COLOURS[name] for name in ("blue", "red", "green", "sky", "orange")], 2),
+}
+LIGHTNESS_APART = 10  # of 100, for pairs that meet
+COLOURS_APART = 15  # CIE76, for pairs that meet; neighbouring grey and green are 11 for deuteranopes, and don't meet
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array(mpl.colors.to_rgb(colour))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def cielab(rgb: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* (D65) of linear sRGB."""
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+    xyz = np.array(to_xyz) @ rgb / [0.95047, 1, 1.08883]
+    x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("one", "other"), sorted(MEETING))
+def test_colours_that_meet_differ_in_greyscale_and_for_every_vision(one, other):
+    assert abs(cielab(linear(one))[0] - cielab(linear(other))[0]) >= LIGHTNESS_APART
+    # as Pillow, and many a printer, turns colours into grey
+    greys = [Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0)) / 2.55 for colour in (one, other)]
+    assert abs(greys[0] - greys[1]) >= LIGHTNESS_APART
+    for vision, matrix in VISION.items():
+        seen = [cielab(np.clip(np.array(matrix) @ linear(colour), 0, 1)) for colour in (one, other)]
+        assert np.linalg.norm(seen[0] - seen[1]) >= COLOURS_APART, vision
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2 contrast ratio of two colours."""
+    luminances = [np.dot([0.2126, 0.7152, 0.0722], linear(colour)) for colour in (a, b)]
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
+def test_text_colours_can_be_read_on_white():
+    assert contrast(COLOURS["ink"], "white") > 7
+    for name in ("blue", "red", "grey"):
+        assert contrast(COLOURS[name], "white") > 3.5
+
+
+# ---------------------------------------------------------------- kinds of figure
+
+
+def test_image_grid_shows_every_image_in_order():
+    images = torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1).expand(10, 1, 4, 4)
+    figure = image_grid(images, [str(i) for i in range(10)], columns=4, title="ten")
+    shown = [ax for ax in figure.axes if ax.images]
+    assert len(shown) == 10
+    assert [ax.get_title() for ax in shown] == [str(i) for i in range(10)]
+    brightness = [float(ax.images[0].get_array().mean()) for ax in shown]
+    assert brightness == sorted(brightness)
+    assert (brightness[0], brightness[-1]) == (0, 1)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 1, 8, 8), (3, 3, 8, 8)])
+def test_image_grid_takes_grey_and_colour(shape):
+    assert len([ax for ax in image_grid(torch.rand(shape)).axes if ax.images]) == 3
+
+
+@pytest.mark.parametrize(("shape", "titles"), [((8, 8), None), ((2, 4, 8, 8), None), ((2, 8, 8), ["only one"])])
+def test_image_grid_refuses_other_shapes(shape, titles):
+    with pytest.raises(ValueError, match=r"images"):
+        image_grid(torch.rand(shape), titles)
+
+
+def test_curves_and_bars_label_what_they_draw():
+    use_course_style()
+    _, (left, right) = plt.subplots(1, 2)
+    curves(left, {"a": [1, 2, 3], "b": [3, 2, 1]}, x=[10, 20, 30], title="T", xlabel="step", ylabel="loss")
+    assert [t.get_text() for t in left.get_legend().get_texts()] == ["a", "b"]
+    assert left.lines[0].get_xdata().tolist() == [10, 20, 30]
+    assert (left.get_title(loc="left"), left.get_xlabel(), left.get_ylabel()) == ("T", "step", "loss")
+    bars(right, {"one": 1.0, "two": 2.5}, form="{:.1f}")
+    assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
+    assert right.patches[0].get_width() == 1.0
+
+
+def test_a_diagram_can_be_drawn():
+    figure, ax = diagram(4, 2, "boxes")
+    box(ax, 1, 1, "a")
+    box(ax, 3, 1, "b", colour="orange")
+    arrow(ax, (1.75, 1), (2.25, 1), text="to")
+    figure.canvas.draw()
+    assert {"a", "b", "to"} <= {t.get_text() for t in ax.texts}

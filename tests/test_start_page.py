@@ -1,0 +1,189 @@
+"""The workbook's start page, and what it says about the exercises that are done."""
+
+import argparse
+import contextlib
+import io
+import re
+
+import nbformat
+import pytest
+import torch
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from course import lab, start_page, syllabus, workbook
+from course.exercises import check_metadata
+from course.selection import select
+from shared.checks.feedback import CheckFailed, exercise
+from shared.progress import read_progress, show_progress
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A workbook of all notebooks that there are."""
+    folder = tmp_path_factory.mktemp("workbook")
+    book = syllabus.load()
+    assert workbook.make(select([], book), folder) == 0
+    workbook.make_start_page(book, folder)
+    return folder
+
+
+def test_the_page_names_every_topic_in_order_and_links_those_that_are_there(folder):
+    page = nbformat.read(folder / start_page.NAME, as_version=4)
+    nbformat.validate(page)
+    rows = re.findall(r"^\| (?:\[)?(15-\d\d) .*$", page.cells[0].source, re.MULTILINE)
+    assert rows == list(syllabus.load().topics)
+    links = re.findall(r"\]\(([^)]+)\)", page.cells[0].source)
+    assert links
+    assert {folder / link for link in links} == set(folder.glob("15-*.ipynb"))
+    missing = [topic for topic in syllabus.load().topics.values() if not topic.path.is_file()]
+    assert page.cells[0].source.count("not written yet") == len(missing)
+
+
+def test_exercises_points_and_minutes_are_those_of_the_headings():
+    headings = "### Exercise 15-02.1 — A (10 points, 20 minutes)", "### Exercise 15-02.2 — B (1 point, 45 minutes)"
+    lesson = new_notebook(
+        cells=[
+            new_markdown_cell("word " * 1000),
+            *map(new_markdown_cell, headings),
+            new_code_cell("x = 1\n" * 40),
+            new_code_cell("answer\n" * 500, metadata={"nbgrader": {}}),
+        ]
+    )
+    page = start_page.start_page(syllabus.load(), {"15-02": lesson})
+    # 1,000 words are 5 minutes, the headings' words none worth counting, 40 lines 2 minutes
+    assert "| 10 min | 2, 11 points, 1 h 5 min |" in page.cells[0].source
+
+
+def test_every_heading_of_an_exercise_is_counted():
+    for topic in syllabus.load().topics.values():
+        if topic.path.is_file():
+            lesson = nbformat.read(topic.path, as_version=4)
+            checks = [cell for cell in lesson.cells if cell.metadata.get("nbgrader", {}).get("grade")]
+            page = start_page.start_page(syllabus.load(), {topic.number: lesson}).cells[0].source
+            points = sum(cell.metadata.nbgrader.points for cell in checks)
+            assert f"| {len(checks)}, {points} points, " in page
+
+
+def test_jupyterlab_opens_on_the_page_even_if_the_students_own_is_an_older_one(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append(command) or 0)
+    monkeypatch.setattr(workbook, "make", lambda notebooks, folder: 0)
+    arguments = argparse.Namespace(output=tmp_path / "my work", extra=[])
+    assert lab.main(arguments) == 0
+    assert "--LabApp.default_url=/lab/tree/00_START_HERE.ipynb" in started[0]
+
+    page = tmp_path / "my work" / start_page.NAME
+    page.write_text(page.read_text() + "\n")  # run and saved
+    mine = page.read_bytes()
+    assert lab.main(arguments) == 0
+    assert started[1] == started[0]
+    monkeypatch.setattr(start_page, "PROGRESS", "print('a better page')")
+    assert lab.main(arguments) == 0
+    assert "--LabApp.default_url=/lab/tree/00_START_HERE.updated.ipynb" in started[2]
+    assert page.read_bytes() == mine
+
+
+def test_jupyterlab_knows_the_option():
+    from jupyterlab.labapp import LabApp
+
+    assert "default_url" in LabApp.class_trait_names()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# what is done
+
+
+@exercise("15-99.1", "Double · it", points=10)
+def double(trial, answer):
+    trial.equal("doubles", answer(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def unattempted(x):
+    raise NotImplementedError
+
+
+def check_cell(grade_id, points, answer=None):
+    """A check cell as Jupyter stores it after it was run with this answer; not run if None."""
+    cell = new_code_cell("check.double(answer)", metadata={"nbgrader": check_metadata(grade_id, points)})
+    if answer is None:
+        return cell
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            double(answer)
+    except CheckFailed as error:
+        cell.outputs = [new_output("error", ename="CheckFailed", evalue=str(error), traceback=str(error).splitlines())]
+    else:
+        cell.outputs = [new_output("stream", name="stdout", text=printed.getvalue())]
+    return cell
+
+
+def save(path, *cells, title="15-99: A | title"):
+    nbformat.write(new_notebook(cells=[new_markdown_cell(f"# {title}\n\ntext"), *cells]), path)
+
+
+def right(x):
+    return 2 * x
+
+
+def wrong(x):
+    return x
+
+
+def test_only_passed_checks_count(tmp_path):
+    save(
+        tmp_path / "15-99_a.ipynb",
+        check_cell("a", 10, right),
+        check_cell("b", 20, wrong),
+        check_cell("c", 30, unattempted),
+        check_cell("d", 40),
+    )
+    (progress,), unreadable = read_progress(tmp_path)
+    assert (progress.title, progress.exercises, progress.points) == ("15-99: A | title", 4, 100)
+    assert (progress.done, progress.earned) == (1, 10)
+    assert unreadable == []
+
+
+def test_a_copied_check_counts_once(tmp_path):
+    save(tmp_path / "a.ipynb", check_cell("a", 10), check_cell("a", 10, right), check_cell("b", 90, wrong))
+    (progress,), _ = read_progress(tmp_path)
+    assert (progress.exercises, progress.points, progress.done, progress.earned) == (2, 100, 1, 10)
+
+
+def test_the_best_of_several_editions_counts(tmp_path):
+    save(tmp_path / "15-99_a.ipynb", check_cell("a", 10), check_cell("b", 20, right))
+    save(tmp_path / "15-99_a.updated.ipynb", check_cell("a", 10, right), check_cell("b", 20))
+    save(tmp_path / "15-99_a.updated-2.ipynb", check_cell("a", 10), check_cell("b", 20))
+    (progress,), _ = read_progress(tmp_path)
+    assert (progress.done, progress.earned) == (1, 20)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"cells": [{}]}', '{"cells": 3}', "\udcff"])
+def test_a_damaged_notebook_is_named_and_the_others_counted(tmp_path, capsys, content):
+    (tmp_path / "broken.ipynb").write_bytes(content.encode("utf-8", "surrogateescape"))
+    save(tmp_path / "whole.ipynb", check_cell("a", 10, right))
+    show_progress(tmp_path)
+    said = re.sub(" +", " ", capsys.readouterr().out).splitlines()
+    assert said[0] == "broken.ipynb cannot be read as a notebook and is not counted."
+    assert said[1] == "15-99: A | title 1 of 1 exercises 10 of 10 points"
+    assert said[2] == "All 1 of 1 exercises 10 of 10 points"
+
+
+def test_lines_fit_and_a_folder_without_exercises_is_said(tmp_path, capsys):
+    show_progress(tmp_path)
+    assert capsys.readouterr().out == "There is no notebook with exercises here.\n"
+    for number in range(3):
+        save(tmp_path / f"{number}.ipynb", check_cell("a", 100, right), title="long " * 40)
+    show_progress(tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 4
+    assert max(map(len, said)) <= 96
+    assert re.sub(" +", " ", said[-1]) == "All 3 of 3 exercises 300 of 300 points"
+
+
+def test_the_page_s_cell_counts_the_workbook(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    exec(nbformat.read(folder / start_page.NAME, as_version=4).cells[1].source, {})
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(list(folder.glob("15-*.ipynb"))) + 1
+    assert all(re.search(r" 0 of \d+ exercises +0 of \d+ points$", line) for line in said)
