@@ -116,9 +116,11 @@ def create(
     if findings:
         raise NewError("the notebook would not pass lint:\n" + "\n".join(f"  {finding}" for finding in findings))
 
-    # "x": fails when somebody else made the file in the meantime
-    with topic.path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    try:
+        with topic.path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:  # somebody made it in the meantime
+        raise NewError(f"{topic.path} is there already; it was not changed") from None
     try:
         _replace_file(syllabus_file, after.encode("utf-8"))
     except OSError as error:
