@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint record clean
+.PHONY: help setup run test lab workbook data lint clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -28,9 +28,6 @@ data:
 
 lint:
 	@$(PYTHON) -m course lint --ruff $(ARGS)
-
-record:
-	@$(PYTHON) -m course record $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

@@ -195,7 +195,7 @@ def test_without_its_record_every_file_counts_as_the_students(tmp_path, record):
 
 def end_at_write(monkeypatch, number):
     """The process ends at the write of this number; the next one is another process."""
-    real, count = workbook._write, 0
+    real, count = workbook.write_whole, 0
 
     def write(path, content):
         nonlocal count
@@ -204,7 +204,7 @@ def end_at_write(monkeypatch, number):
             raise KeyboardInterrupt
         real(path, content)
 
-    monkeypatch.setattr(workbook, "_write", write)
+    monkeypatch.setattr(workbook, "write_whole", write)
 
 
 @pytest.mark.parametrize("number", [1, 2])
