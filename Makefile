@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint mutate record clean
+.PHONY: help setup run test lab workbook data lint mutate clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -31,9 +31,6 @@ lint:
 
 mutate:
 	@$(PYTHON) -m course mutate $(ARGS)
-
-record:
-	@$(PYTHON) -m course record $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)
