@@ -319,6 +319,7 @@ def _confine(folder: str, seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     except (ImportError, ValueError, OSError):
         pass  # Windows, or a lower limit is set already
+    os.environ |= {"COURSE_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # the same verdict on every machine
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     import torch
 
