@@ -22,6 +22,7 @@ import torch.distributed as dist
 from shared import LaunchError, launch
 from shared.distributed import default_backend
 
+pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 ROOT = Path(__file__).parent.parent
 
@@ -330,6 +331,7 @@ def test_a_warm_start_is_short():
         assert min(times) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
     script = tmp_path / "script.py"  # without a main guard, as in a notebook
@@ -384,6 +386,7 @@ def test_launching_from_a_thread():
     assert results == [[0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the only way and the other tests use it")
 def test_spawn_works_too(monkeypatch):
     monkeypatch.setattr("shared.distributed._context", lambda: mp.get_context("spawn"))
