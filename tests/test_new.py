@@ -9,10 +9,12 @@ import tomllib
 import pytest
 
 from course import lint, new
+from course.environment import ROOT
 from course.new import NewError, Wish, create, fill, slug
-from course.syllabus import ROOT, SyllabusError, load, parse
+from course.syllabus import SyllabusError, load, parse
 
 REAL = load()
+TEXT = REAL.path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -25,6 +27,8 @@ def copy(tmp_path):
     text = REAL.path.read_text(encoding="utf-8").replace('status = "draft"\n', "")
     (folder / "syllabus.toml").write_text(text, encoding="utf-8", newline="\n")
     shutil.copytree(ROOT / "templates", tmp_path / "templates", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    (tmp_path / "shared" / "checks").mkdir(parents=True)
+    shutil.copy(ROOT / "shared" / "checks" / "template.py", tmp_path / "shared" / "checks")
     lint.write_readme(load(folder / "syllabus.toml"))
     return folder / "syllabus.toml", tmp_path / "templates"
 
@@ -94,8 +98,9 @@ def test_options_fill_the_row(copy):
         "description": "What they do.",
     }
     assert "| **Prerequisites** | 5-07, 15-03 |" in markdown_of(topic.path)
-    [complaint] = complaints(copy[0])
-    assert "executed: has not been run" in complaint
+    assert complaints(copy[0]) == []
+    cells = json.loads(topic.path.read_text(encoding="utf-8"))["cells"]
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
 def test_a_topic_of_the_syllabus_needs_no_title(copy):
@@ -261,7 +266,26 @@ def test_command_line(monkeypatch, capsys):
     line = ["15-91", "Title", "--template", "algorithm", "--requires", "5-07", "15-03", "--minutes", "6", "--no-run"]
     assert new.main(parser.parse_args(line)) == 0
     assert made == [(Wish("15-91", "Title", "algorithm", None, 6, ("5-07", "15-03")), False)]
-    assert "15-01_custom_autograd" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "15-01_custom_autograd" in out
+    assert "Fill in" not in out, "its row is complete"
+
+
+def test_what_is_open_in_the_row_is_named(monkeypatch, capsys):
+    topic = parse(new._appended(TEXT, Wish("15-91", "One", "algorithm", owns="a concept")), REAL.path).topics["15-91"]
+    monkeypatch.setattr(new, "create", lambda wish, *, run: topic)
+    parser = argparse.ArgumentParser()
+    new.add_arguments(parser)
+    assert new.main(parser.parse_args(["15-91", "One", "--template", "algorithm"])) == 0
+    assert "Fill in key_content, description in its row of syllabus.toml." in capsys.readouterr().out
+
+
+def test_a_draft_of_a_topic_of_the_syllabus_passes_lint(copy):
+    syllabus_file, _ = copy
+    create(Wish("15-02"), *copy, run=False)
+    syllabus = load(syllabus_file)
+    assert syllabus.topics["15-02"].is_draft
+    assert lint.lint_repository(syllabus_file.parent.parent, syllabus) == []
 
 
 def test_command_line_error(capsys):
@@ -272,8 +296,7 @@ def test_command_line_error(capsys):
 
 
 def test_appended_row_is_valid_for_awkward_texts():
-    text = REAL.path.read_text(encoding="utf-8")
     wish = Wish("15-91", "Ünïcode “quotes” & \\backslash\\ 'single'", "algorithm", owns='tab"\t" and\nline')
-    parsed = parse(new._appended(text, wish), REAL.path)
+    parsed = parse(new._appended(TEXT, wish), REAL.path)
     assert parsed.topics["15-91"].title == wish.title
     assert parsed.topics["15-91"].owns == wish.owns
