@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from shared.checks.feedback import Trial, exercise
-from shared.distributed import LaunchError, launch
+from shared.launcher import LaunchError, launch
 
 _SECONDS = 5  # for an answer that hangs; a right one takes a fraction of a second
 
