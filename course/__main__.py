@@ -19,6 +19,7 @@ COMMANDS = {
     "workbook": ("make the student edition in workbook/, never touching a file you have changed", True),
     "data": ("say which data sets are here; fetch the full ones", True),
     "lint": ("hold the notebooks against the syllabus and their templates", True),
+    "mutate": ("change the answers in small ways and see which changes the checks accept", True),
     "new": ("make a new notebook from a template", True),
     "exercise": ("add an exercise to a notebook: its cells, and the stubs of its check and their tests", True),
     "clean": ("remove executed/ and caches; --all also the environment", False),

@@ -101,6 +101,9 @@ def follow(command: list[str], log: Path, title: str, env: dict[str, str], keep_
         if process.poll() is None:
             process.kill()
             process.wait(timeout=60)
+        reader.join(timeout=5)
+        if not reader.is_alive():  # a grandchild may still hold the other end; closing would wait for it
+            process.stdout.close()
         if live:
             sys.stderr.write("\r\x1b[K")
 

@@ -1,7 +1,9 @@
-"""Run the tests: nbval on every notebook, and tests/.
+"""Run the tests: the notebooks as they are (nbval), their student edition, their rehearsal, and all of tests/.
 
-Options and paths that aren't listed here go to pytest; with a path only that is tested, e.g.
-`python -m course test tests/test_run.py -k cancel` or `python -m course test -n 0 -x`.
+A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its three executions and its
+checks' tests. An execution that has passed isn't repeated while nothing that it depends on has changed; --fresh
+repeats it. All other options and paths go to pytest; with a path only that is tested, e.g.
+`python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,11 +20,16 @@ from course import syllabus
 from course.environment import ROOT
 from course.execution import share_of_cores
 from course.lab import subprocess_status
-from course.selection import select
+from course.selection import Selected, SelectionError, select
 
 TAKES_EXTRA_ARGUMENTS = True
 WORKERS = 2
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
+# pytest's options whose value is the next argument
+TAKE_A_VALUE = {
+    "-k", "-m", "-p", "-n", "-c", "-o", "-r", "-W", "--ignore", "--deselect", "--dist", "--durations", "--maxfail",
+    "--tb", "--notebook", "--basetemp", "--junitxml", "--log-level",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,40 +37,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run pytest; returns its exit status (5, no tests found, is a failure like any other)."""
+    """Run pytest; returns its exit status (5, no tests found, is a failure like any other).
+
+    1 as well if a topic was named that isn't written yet; 2 if there is no such topic.
+    """
     start = time.monotonic()
     try:
-        arguments = pytest_arguments(args.extra)
-    except syllabus.SyllabusError as error:
+        notebooks, rest = _split(args.extra)
+    except (SelectionError, syllabus.SyllabusError) as error:
         print(f"test: {error}", file=sys.stderr)
         return 2
-    # tests that call `python -m course` are in the environment already and must install nothing
-    data = os.environ.get("COURSE_DATA") or "sample"
-    env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
-    status = subprocess_status([sys.executable, "-m", "pytest", *arguments], env)
-    # a signal that ended pytest is a negative number here
-    status = 128 - status if status < 0 else status
+    missing = [notebook for notebook in notebooks if not notebook.path.is_file()]
+    for notebook in missing:
+        print(f"test: {notebook.label} is not written yet: there is no {notebook.path}", file=sys.stderr)
+    written = [notebook for notebook in notebooks if notebook not in missing]
+    status = 1
+    if written or not missing:
+        # tests that call `python -m course` are in the environment already and must install nothing
+        data = os.environ.get("COURSE_DATA") or "sample"
+        env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
+        status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
+        # a signal that ended pytest is a negative number here
+        status = 128 - status if status < 0 else status
     outcome = "passed" if status == 0 else f"failed (exit status {status})"
+    outcome += f", but {', '.join(notebook.label for notebook in missing)} not written yet" if missing else ""
     print(f"test: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
-    return status
+    return status or bool(missing)
 
 
-def pytest_arguments(extra: list[str]) -> list[str]:
-    """What pytest gets: the options of this project, then `extra`, and everything there is if `extra` names no path."""
+def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
+    """The notebooks that are named, and what is pytest's. Raises SelectionError."""
+    names, rest = [], []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        (names if _is_name(before, argument) else rest).append(argument)
+    return select(names, syllabus.load()) if names else [], rest
+
+
+def _is_name(before: str, argument: str) -> bool:
+    """Whether an argument is a topic or a notebook file; a bare number after an option may be the option's value."""
+    if argument.isdigit():
+        return not before.startswith("-")
+    return before not in TAKE_A_VALUE and re.fullmatch(r"\d+-\d+|[^-].*\.ipynb", argument) is not None
+
+
+def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
+    """What pytest gets: the options of this project, what to test, and `extra`.
+
+    To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
+    """
     arguments = list(NBVAL)
     if importlib.util.find_spec("xdist"):
-        # loadfile: a notebook's cells must stay together, in one kernel
+        # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
         arguments += ["-n", str(WORKERS), "--dist", "loadfile"]
-    if not any(_is_path(argument, before) for before, argument in zip(["", *extra], extra, strict=False)):
-        notebooks = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
-        notebooks += sorted((ROOT / "templates").glob("*.ipynb"))
-        arguments += ["tests", *(str(path.relative_to(ROOT)) for path in notebooks)]
+    for notebook in notebooks:
+        paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
+        if notebook.topic:
+            number = notebook.topic.replace("-", "_")
+            paths += sorted([*ROOT.glob(f"tests/test_checks_{number}*.py"), *ROOT.glob(f"tests/test_{number}_*.py")])
+        arguments += [_short(path) for path in paths] + ["--notebook", _short(notebook.path)]
+    if not notebooks and not any(map(_is_path, ["", *extra], extra)):
+        everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
+        everything += sorted((ROOT / "templates").glob("*.ipynb"))
+        arguments += ["tests", *map(_short, everything)]
     return [*arguments, *extra]
 
 
-def _is_path(argument: str, before: str) -> bool:
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def _is_path(before: str, argument: str) -> bool:
     """Whether an argument for pytest names something to test and isn't the value of the option before it."""
-    if argument.startswith("-") or before in ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "--ignore", "--deselect"):
+    if argument.startswith("-") or before in TAKE_A_VALUE:
         return False
     path = Path(argument.split("::")[0])
     return path.exists() or (ROOT / path).exists()

@@ -28,7 +28,6 @@ from course.syllabus import Syllabus
 
 RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of each edition that was written there, newest last
 
-
 # [text, which may hold one pair of brackets in another](file.ipynb#part)
 _NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")
 

@@ -11,7 +11,7 @@ _GIB = 2**30
 
 
 class DeviceError(ValueError):
-    """COURSE_DEVICE asks for a device that does not exist here."""
+    """COURSE_DEVICE asks for a device that does not exist here or can't be used."""
 
 
 def available_devices() -> list[str]:
@@ -48,12 +48,18 @@ def pick_device(request: str | None = None) -> torch.device:
 def get_device() -> torch.device:
     """Choose the notebook's device, print what it is, and return it.
 
-    The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU).
+    The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU). A CUDA device with a number
+    becomes the current one, so that what names no number ("cuda", `torch.accelerator.synchronize()`) means it, too.
 
     Raises:
-        DeviceError: COURSE_DEVICE names a device that this machine does not have.
+        DeviceError: COURSE_DEVICE names a device that this machine does not have, or that can't be used.
     """
     device = pick_device(os.environ.get(DEVICE_VARIABLE))
+    if device.index is not None:
+        try:
+            torch.cuda.set_device(device)
+        except RuntimeError as error:  # taken by another process, or out of order
+            raise DeviceError(f"{DEVICE_VARIABLE}={device} is there but can't be used: {error}") from error
     rows = {
         "device": str(device),
         "name": _device_name(device),
@@ -64,8 +70,6 @@ def get_device() -> torch.device:
     width = max(map(len, rows))
     for key, value in rows.items():
         print(f"{key:<{width}}  {value}")
-    if device.type != "cuda":
-        print("No CUDA device: all runs here; what only a GPU shows comes from recordings that name their machine.")
     return device
 
 

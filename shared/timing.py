@@ -1,9 +1,5 @@
-"""Times of small pieces of code: warmed up, device-synchronised, median of repeats.
+"""Times of small pieces of code: warmed up, device-synchronised, median of repeats."""
 
-The measuring is `torch.utils.benchmark`'s; this file only chooses how it is called.
-"""
-
-import logging
 import timeit
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -11,15 +7,6 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 import torch
-
-# torch.utils.benchmark imports the C++ extension builder, which warns on stderr about a CUDA toolkit
-# without a GPU. Nothing is built here, and a notebook's output should not depend on it.
-_builder_log = logging.getLogger("torch.utils.cpp_extension")
-_level = _builder_log.level
-_builder_log.setLevel(logging.ERROR)
-from torch.utils.benchmark import Timer  # noqa: E402
-
-_builder_log.setLevel(_level)
 
 
 @dataclass(frozen=True)
@@ -85,19 +72,15 @@ def compare(
         raise ValueError(f"seconds and blocks must be positive, got seconds={seconds}, blocks={blocks}")
     timers, calls = {}, {}
     for label, function in functions.items():
-        timers[label] = Timer(
-            "function()",
-            globals={"function": function},
-            timer=_synchronised_clock,
-            num_threads=torch.get_num_threads(),  # Timer's own default is one thread
-        )
-        once = timers[label].timeit(1).median  # first call: warm-up, lazy initialisation
-        once = min(once, timers[label].timeit(1).median)
+        # not torch.utils.benchmark's Timer: importing that asks for CUDA, which no fork server may do
+        timers[label] = timeit.Timer(function, timer=_synchronised_clock)
+        once = timers[label].timeit(1)  # first call: warm-up, lazy initialisation
+        once = min(once, timers[label].timeit(1))
         calls[label] = max(1, round(seconds / blocks / max(once, 1e-7)))
     times: dict[str, list[float]] = {label: [] for label in functions}
     for _ in range(blocks):
         for label, timer in timers.items():
-            times[label].append(timer.timeit(calls[label]).median)
+            times[label].append(timer.timeit(calls[label]) / calls[label])
     return {label: _summary(label, found, calls[label] * blocks) for label, found in times.items()}
 
 

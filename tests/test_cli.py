@@ -2,7 +2,9 @@
 
 import argparse
 import ast
+import importlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,9 +65,24 @@ def test_a_setup_error_is_a_message_not_a_traceback(monkeypatch, capsys):
     assert "nonsense" in capsys.readouterr().err
 
 
-def test_commands_have_modules_with_the_agreed_interface():
-    for name in cli.COMMANDS:
-        assert name in ("help", "setup") or (ROOT / "course" / f"{name}.py").is_file(), name
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in ("help", "setup")])
+def test_each_command_explains_itself(name, capsys):
+    """`--help` builds its options; what its module says of it in full is there, and the list has it in one line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(name, ["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: python -m course {name} ")
+    module = importlib.import_module(f"course.{name}")
+    assert module.__doc__.strip().splitlines()[0] in printed
+    assert callable(module.main)
+    assert re.search(rf"^  {name} +\w", cli.usage(), re.MULTILINE)
+
+
+def test_no_command_is_left_out_of_the_list():
+    """A module with options for a command line is a command."""
+    modules = [path for path in (ROOT / "course").glob("*.py") if "\ndef add_arguments(" in path.read_text("utf-8")]
+    assert {path.stem for path in modules} == set(cli.COMMANDS) - {"help", "setup"}
 
 
 def test_hand_over_starts_the_command_again(monkeypatch, tmp_path):
@@ -107,30 +124,41 @@ def test_an_environment_that_starts_another_python_is_no_endless_loop(monkeypatc
 # test, lab, clean
 
 
-def test_test_command_runs_everything_unless_a_path_is_named(tmp_path):
-    everything = course_test.pytest_arguments([])
+def test_test_command_runs_everything_unless_a_path_is_named():
+    everything = course_test.pytest_arguments([], [])
     assert "--nbval-lax" in everything
     assert "tests" in everything
-    assert course_test.pytest_arguments(["-k", "tests"])[-2:] == ["-k", "tests"]
-    assert "tests" in course_test.pytest_arguments(["-k", "tests"])[:-2], "a value of -k is no path"
-    narrowed = course_test.pytest_arguments(["tests/test_cli.py::test_x", "-x"])
+    notebooks = [argument for argument in everything if argument.endswith(".ipynb")]
+    assert len(notebooks) == len({*ROOT.glob("module_15_*/15-*.ipynb"), *ROOT.glob("templates/*.ipynb")}) > 2
+    assert course_test.pytest_arguments([], ["-k", "tests"])[-2:] == ["-k", "tests"]
+    assert "tests" in course_test.pytest_arguments([], ["-k", "tests"])[:-2], "a value of -k is no path"
+    narrowed = course_test.pytest_arguments([], ["tests/test_cli.py::test_x", "-x"])
     assert "tests" not in narrowed
     assert narrowed[-2:] == ["tests/test_cli.py::test_x", "-x"]
 
 
 def test_test_command_works_without_xdist(monkeypatch):
+    assert "-n" in course_test.pytest_arguments([], [])
     monkeypatch.setattr(course_test.importlib.util, "find_spec", lambda _: None)
-    assert "-n" not in course_test.pytest_arguments([])
+    assert "-n" not in course_test.pytest_arguments([], [])
 
 
+@pytest.mark.processes
 def test_test_command_passes_pytests_status_on(tmp_path):
     (tmp_path / "test_one.py").write_text("def test_one(): assert 1 == 2\n")
     answer = course("test", str(tmp_path / "test_one.py"), "-n", "0", COURSE_ENV="current")
     assert answer.returncode == 1
     assert "assert 1 == 2" in answer.stdout
     assert "test: failed" in answer.stdout
-    answer = course("test", str(tmp_path / "test_one.py"), "-n", "0", "-k", "nothing", COURSE_ENV="current")
-    assert answer.returncode == 5
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (5, 5), (-9, 137)])
+def test_test_command_fails_when_nothing_was_found_or_pytest_was_ended(monkeypatch, capsys, status, expected):
+    monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: status)
+    assert course_test.main(argparse.Namespace(extra=["tests"])) == expected
+    assert capsys.readouterr().out.startswith(
+        "test: passed in" if status == 0 else f"test: failed (exit status {expected})"
+    )
 
 
 def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):

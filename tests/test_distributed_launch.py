@@ -401,3 +401,21 @@ def test_nccl_on_each_gpu():
 
     count = torch.cuda.device_count()
     assert launch(on_gpu, count, timeout=120) == [("nccl", 8.0 * count)] * count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks ranks from a server")
+def test_the_fork_server_does_not_ask_for_cuda(tmp_path):
+    """With a CUDA toolkit in sight an import can initialise CUDA; forked from there no rank could use a GPU."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from shared import launch\n"
+        "print(launch(lambda: torch.cuda._is_in_bad_fork(), 2, backend='gloo', timeout=60))\n"
+    )
+    (tmp_path / "toolkit").mkdir()
+    said = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "CUDA_HOME": str(tmp_path / "toolkit"), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert said.stdout.strip() == "[False, False]", said.stderr

@@ -22,12 +22,13 @@ class Fakes:
     """Stands for venv, pip and the Python in .venv; records the commands."""
 
     def __init__(self, fail_pip=None, torch_fails=None):
-        self.commands = []
+        self.commands, self.environments = [], []
         self.fail_pip, self.torch_fails = fail_pip, torch_fails
         self.version = THIS_VERSION
 
     def follow(self, command, log, title, env, keep_open=None):
         self.commands.append(command)
+        self.environments.append(env)
         if "venv" in command:
             python = Path(command[-1]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
             python.parent.mkdir(parents=True)
@@ -184,6 +185,35 @@ def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
     with pytest.raises(SetupError, match="left alone"):
         Environment(root).remove()
     assert (root / ".venv/lib").exists()
+
+
+def test_an_environment_of_the_users_is_not_emptied_for_another_index(root, capsys):
+    """Also when a first set-up has installed into it, so that it holds our stamp."""
+    fakes = Fakes()
+    fakes.follow([sys.executable, "-m", "venv", str(root / ".venv")], None, "", {})
+    (root / ".venv/lib/mine.py").write_text("mine")
+    ensure(root, fakes, index="http://localhost/cpu")
+    assert "http://localhost/cpu" in fakes.pip_calls()[0]
+    before = len(fakes.commands)
+    with pytest.raises(SetupError, match="left alone"):
+        ensure(root, fakes, index="http://localhost/cu130")
+    assert (root / ".venv/lib/mine.py").read_text() == "mine"
+    assert len(fakes.commands) == before, "nothing was installed over it"
+    ensure(root, fakes)
+    assert len(fakes.commands) == before, "what it was made with is as good as before"
+
+
+def test_pip_and_venv_are_not_led_elsewhere(root, monkeypatch):
+    for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
+        monkeypatch.setenv(name, "/elsewhere")
+    monkeypatch.setenv("PIP_USER", "1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://localhost:1")
+    fakes = Fakes()
+    ensure(root, fakes)
+    assert len(fakes.environments) == 2
+    for env in fakes.environments:
+        assert not {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET"} & set(env)
+        assert (env["PIP_USER"], env["HTTPS_PROXY"]) == ("0", "http://localhost:1")
 
 
 def test_clean_all_removes_only_what_it_made(root):

@@ -1,4 +1,8 @@
-"""The student edition of every notebook and template runs unsolved from top to bottom, and holds no solution."""
+"""Every notebook and template: the student edition holds no solution and runs unsolved from top to bottom.
+
+`--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker, and leaves an
+execution out whose notebook and surroundings are the same as when it last passed.
+"""
 
 from pathlib import Path
 
@@ -9,13 +13,13 @@ from course.environment import ROOT
 from course.execution import execute_blocking, read_notebook
 from course.workbook import BEGIN, END, solutions, student_edition
 
-NOTEBOOKS = [topic.path for topic in syllabus.load().topics.values() if topic.path.is_file()]
-NOTEBOOKS += sorted((ROOT / "templates").glob("*.ipynb"))
 
-
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
-def path(request) -> Path:
-    return request.param
+def pytest_generate_tests(metafunc):
+    chosen = [Path(name).resolve() for name in metafunc.config.getoption("--notebook")]
+    if not chosen:
+        chosen = [topic.path for topic in syllabus.load().topics.values() if topic.path.is_file()]
+        chosen += sorted((ROOT / "templates").glob("*.ipynb"))
+    metafunc.parametrize("path", chosen, ids=[path.stem for path in chosen])
 
 
 def code(source: str) -> str:
@@ -48,6 +52,7 @@ def test_no_solution_is_left(path):
             assert cell.outputs == [], f"{path.name}, cell '{cell.id}': outputs kept"
 
 
+@pytest.mark.notebook("edition")
 def test_edition_runs_unsolved(path):
     edition = student_edition(read_notebook(path)[0])
     progress = execute_blocking(edition, path.parent, timeout=200, env={"COURSE_DATA": "sample"})

@@ -1,0 +1,268 @@
+"""Hold the checks against mutants: the answers with one small change each, which a check must not accept.
+
+Without names: every notebook of the syllabus that exists. A name is a topic (15-01, 15-1 or 1), one exercise of it
+(15-01.3) or a notebook file. What was found is kept in tests/mutants/TOPIC.json; an exercise is tried again when its
+answer, its check or what they use has changed. A mutant that a check accepts is a hole in the check, or does the same
+as the answer: then write why into the file, as its "reason". The exit status is 0 if each has one, 1 if one has none
+or an exercise cannot be tried, 2 for wrong usage and 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from course import syllabus
+from course.environment import ROOT
+from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
+from course.mutants import Mutant, mutants
+from course.selection import Selected, SelectionError, select
+
+KEPT = ROOT / "tests" / "mutants"
+WORKERS = 2
+LEAST_SECONDS = 10.0  # before a mutant counts as hanging, or
+TIMES_REFERENCE = 5  # so many times what the reference answer takes
+
+
+@dataclass
+class Survivor:
+    """A mutant that the check accepts: where, what differs, and why that is right (empty: not explained)."""
+
+    line: int
+    change: list[str]
+    reason: str = ""
+
+
+@dataclass
+class Record:
+    """What is kept of an exercise.
+
+    Attributes:
+        digest: of everything that decides the outcome.
+        mutants, caught: how many there are, and how many the check rejects.
+        seconds: how long that took.
+        survivors: the others.
+    """
+
+    digest: str
+    mutants: int
+    caught: int
+    seconds: int
+    survivors: list[Survivor] = field(default_factory=list)
+
+    @property
+    def unexplained(self) -> list[Survivor]:
+        """Survivors without a reason."""
+        return [survivor for survivor in self.survivors if not survivor.reason.strip()]
+
+    @property
+    def score(self) -> float:
+        """Caught of those that are not equivalent, from 0 to 1."""
+        return self.caught / max(1, self.caught + len(self.unexplained))
+
+
+class KeptError(ValueError):
+    """A file of kept results can't be read; the message names it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course mutate`."""
+    parser.add_argument("topics", nargs="*", metavar="TOPIC[.EXERCISE]", help="default: all that exist")
+    parser.add_argument("--fresh", action="store_true", help="try again what has not changed, too")
+    parser.add_argument("--jobs", "-j", type=int, default=WORKERS, help=f"mutants at a time (default {WORKERS})")
+    parser.add_argument("--list", action="store_true", help="only list the mutants; try none")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    try:
+        chosen = choose(args.topics)
+        if args.jobs < 1:
+            raise SelectionError(f"--jobs must be at least 1, not {args.jobs}.")
+    except (SelectionError, syllabus.SyllabusError) as error:
+        console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
+        return 2
+    table = Table("exercise", "", *("mutants", "caught", "equivalent", "score", "seconds", ""), box=None)
+    for column in table.columns[2:7]:
+        column.justify = "right"
+    failed = False
+    work: dict[str, tuple[list[Target], list[Target]]] = {}
+    for topic, numbers in chosen:
+        try:
+            exercises = targets(topic.path)
+            work[topic.label] = exercises, _numbered(exercises, numbers, topic.label)
+        except TargetError as error:
+            failed = True
+            console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
+    prepare(target for _, chosen in work.values() for target in chosen)
+    for label, (exercises, wanted) in work.items():
+        if args.list:
+            _show_mutants(wanted, console)
+            continue
+        try:
+            failed |= _mutate_topic(label, exercises, wanted, args, table, console)
+        except KeptError as error:
+            failed = True
+            console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
+    if not args.list:
+        console.print(table)
+    return int(failed)
+
+
+def choose(names: list[str]) -> list[tuple[Selected, set[int]]]:
+    """The notebooks that are named and exist, each with the numbers of the exercises (none: all). SelectionError."""
+    found: dict[Path, tuple[Selected, set[int]]] = {}
+    for name in names or [None]:
+        part = re.fullmatch(r"(.+)\.(\d+)", name or "")
+        for selected in select([part[1] if part else name] if name else [], syllabus.load()):
+            if selected.path.is_file():
+                numbers = found.setdefault(selected.path, (selected, set()))[1]
+                if part:
+                    numbers.add(int(part[2]))
+            elif name:
+                raise SelectionError(f"{selected.path.name} is not written yet.")
+    return list(found.values())
+
+
+def _numbered(exercises: list[Target], numbers: set[int], label: str) -> list[Target]:
+    """The exercises with these numbers, or all; TargetError if there is no such exercise."""
+    if unknown := numbers - {target.number for target in exercises}:
+        raise TargetError(f"{label} has no exercise {min(unknown)}; it has {len(exercises)}.")
+    return [target for target in exercises if not numbers or target.number in numbers]
+
+
+def _mutate_topic(
+    label: str,
+    exercises: list[Target],
+    wanted: list[Target],
+    args: argparse.Namespace,
+    table: Table,
+    console: Console,
+) -> bool:
+    """Bring the kept results of the wanted exercises up to date and add their rows.
+
+    Returns True if an exercise can't be tried or a survivor has no reason; raises KeptError.
+    """
+    kept, failed = load(label), False
+    for target in wanted:
+        earlier, name = kept.get(target.cell), f"{label}.{target.number}"
+        record, note = earlier, "unchanged"
+        if args.fresh or record is None or record.digest != target.digest:
+            try:
+                with console.status(f"{name}: trying mutants"):
+                    record, note = run(target, workers=args.jobs), ""
+            except TargetError as error:
+                failed = True
+                table.add_row(name, target.cell, *[""] * 5, "can't be tried")
+                console.print(f"{name}: {error}", style="red", markup=False, soft_wrap=True)
+                continue
+            if earlier is not None and _keep_reasons(record, earlier) and earlier.digest != target.digest:
+                note = "changed: do its reasons still hold?"
+            kept[target.cell] = record
+            save(label, {target.cell: kept[target.cell] for target in exercises if target.cell in kept})
+        for survivor in record.unexplained:
+            failed = True
+            console.print(f"{name}, line {survivor.line} of '{target.cell}': the check accepts", style="bold red")
+            console.print("    " + "\n    ".join(survivor.change), markup=False, soft_wrap=True)
+        explained = len(record.survivors) - len(record.unexplained)
+        score = f"{math.floor(100 * record.score)} %"  # 100 only for all
+        counts = (record.mutants, record.caught, explained, score, record.seconds)
+        table.add_row(name, target.cell, *map(str, counts), note)
+    if failed:
+        console.print(f"Make the check stricter, or write a reason into {kept_file(label)}.", soft_wrap=True)
+    return failed
+
+
+def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutant]] = mutants) -> Record:
+    """Try every mutant of an exercise.
+
+    Raises:
+        TargetError: the check rejects the answer itself, or it can't be run.
+    """
+    start = time.monotonic()
+    reference = try_answer(target, target.answer)
+    if reference.status != "passed":
+        raise TargetError(f"cell '{target.cell}': its own answer: {reference.status}\n{reference.detail}")
+    limit = max(LEAST_SECONDS, TIMES_REFERENCE * reference.seconds)
+    changed = make(target.answer)
+    with ThreadPoolExecutor(workers) as pool:  # threads only wait for processes
+        try:
+            outcomes = list(pool.map(lambda mutant: try_answer(target, mutant.source, limit), changed))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    survivors = [
+        Survivor(mutant.line, mutant.change.splitlines())
+        for mutant, outcome in zip(changed, outcomes, strict=True)
+        if outcome.status == "passed"
+    ]
+    return Record(
+        digest=target.digest,
+        mutants=len(changed),
+        caught=len(changed) - len(survivors),
+        seconds=round(time.monotonic() - start),
+        survivors=survivors,
+    )
+
+
+def _keep_reasons(record: Record, earlier: Record) -> int:
+    """Give survivors the reasons that the same changes had; returns how many got one."""
+    left = [survivor for survivor in earlier.survivors if survivor.reason.strip()]
+    for same_line in (True, False):
+        for survivor in record.unexplained:
+            for old in left:
+                if old.change == survivor.change and (old.line == survivor.line or not same_line):
+                    survivor.reason = old.reason
+                    left.remove(old)
+                    break
+    return len(record.survivors) - len(record.unexplained)
+
+
+def _show_mutants(wanted: list[Target], console: Console) -> None:
+    for target in wanted:
+        for mutant in mutants(target.answer):
+            console.print(f"{target.cell}, line {mutant.line}: {mutant.kind}", style="bold")
+            console.print("    " + mutant.change.replace("\n", "\n    "), markup=False, soft_wrap=True)
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def kept_file(label: str) -> Path:
+    """Where the results of a topic are."""
+    return KEPT / f"{label}.json"
+
+
+def load(label: str) -> dict[str, Record]:
+    """The kept results of a topic: id of the answer cell → record; empty if there are none. Raises KeptError."""
+    path = kept_file(label)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            cell: Record(**{**record, "survivors": [Survivor(**survivor) for survivor in record["survivors"]]})
+            for cell, record in document.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise KeptError(f"{path} can't be read: {type(error).__name__}: {error}. Mend it or delete it.") from None
+
+
+def save(label: str, records: dict[str, Record]) -> None:
+    """Write the results of a topic."""
+    path = kept_file(label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {cell: asdict(record) for cell, record in records.items()}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

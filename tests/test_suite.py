@@ -1,0 +1,288 @@
+"""The suite itself: which executions are left out, what one worker runs as a whole, what a topic's tests are."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from course import fingerprint
+from course import test as course_test
+from course.environment import ROOT
+
+# stands for tests/test_notebooks.py: "executes" a notebook of which the text matters
+STAND_IN = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.notebook("edition")
+@pytest.mark.parametrize("path", sorted(Path("module").resolve().glob("*.ipynb")), ids=lambda path: path.stem)
+def test_edition(path):
+    assert "wrong" not in path.read_text()
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A small one with two notebooks of two cells that only pass in one kernel."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for folder in ("shared", "tests", "module", "datasets/sample"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "shared" / "helper.py").write_text("x = 1\n")
+    (tmp_path / "tests" / "test_notebooks.py").write_text(STAND_IN)
+    for name in "ab":
+        write(tmp_path / "module" / f"{name}.ipynb", f"{name} = 6", f"print({name} * 7)")
+    return tmp_path
+
+
+def write(path, *sources):
+    cells = [new_code_cell(source, id=f"c{index}") for index, source in enumerate(sources)]
+    nbformat.write(new_notebook(cells=cells), path)
+
+
+def executed(repository, *arguments, nbval=("--nbval-lax", "--nbval-current-env")):
+    """(exit status, the tests that ran by nodeid, all that pytest said)."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    env.pop("PYTEST_ADDOPTS", None)
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", *nbval, "-rA", "--color=no", *arguments],
+        cwd=repository, env=env, timeout=120, check=False, capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+    ran = {match[1] for match in re.finditer(r"^(?:PASSED|FAILED) (.+?)(?: - .*)?$", answer.stdout, re.MULTILINE)}
+    return answer.returncode, ran, answer.stdout + answer.stderr
+
+
+def quickly_executed(repository, *arguments):
+    """The same on the stand-in alone, without nbval, which takes seconds to import."""
+    return executed(repository, "tests", *arguments, nbval=("-p", "no:nbval"))[:2]
+
+
+def cells(name):
+    return {f"module/{name}.ipynb::Cell {number}" for number in (0, 1)}
+
+
+def edition(name):
+    return {f"tests/test_notebooks.py::test_edition[{name}]"}
+
+
+@pytest.mark.notebook
+def test_an_execution_is_repeated_when_something_it_depends_on_has_changed(repository):
+    everything = cells("a") | cells("b") | edition("a") | edition("b")
+    status, ran, said = executed(repository, "tests", "module", "-n", "2", "--dist", "loadfile")
+    assert (status, ran) == (0, everything), said
+    status, ran, said = executed(repository, "tests", "module")
+    assert (status, ran) == (0, set()), said
+    assert "2 notebooks unchanged since the last run that passed, 4 executions left out; --fresh executes them" in said
+
+    write(repository / "module" / "b.ipynb", "b = 6", "print(b * 8)")
+    status, ran, said = executed(repository, "tests", "module")
+    assert (status, ran) == (0, cells("b") | edition("b")), said
+    (repository / "shared" / "helper.py").write_text("x = 2\n")
+    status, ran, said = executed(repository, "tests", "module")
+    assert (status, ran) == (0, everything), said
+
+
+@pytest.mark.notebook
+def test_cells_that_did_not_all_pass_are_no_execution_that_passed(repository):
+    notebook = repository / "module" / "a.ipynb"
+    status, ran, said = executed(repository, "module/a.ipynb", "-k", "not 1")
+    assert (status, ran) == (0, {"module/a.ipynb::Cell 0"}), said
+    status, ran, said = executed(repository, "module/a.ipynb")
+    assert (status, ran) == (0, cells("a")), "the second cell has never been executed"
+    write(notebook, "a = 6", "print(b * 7)")
+    status, ran, said = executed(repository, "module/a.ipynb")
+    assert (status, ran) == (1, cells("a")), said
+
+
+def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
+    good = (repository / "module" / "a.ipynb").read_text()
+    assert quickly_executed(repository) == (0, edition("a") | edition("b"))
+    assert quickly_executed(repository, "--fresh") == (0, edition("a") | edition("b"))
+    (repository / "module" / "a.ipynb").write_text("wrong")
+    for _ in range(2):
+        assert quickly_executed(repository) == (1, edition("a"))
+    # back to the content that passed: that was forgotten when it failed
+    (repository / "module" / "a.ipynb").write_text(good)
+    assert quickly_executed(repository) == (0, edition("a"))
+
+
+def test_a_file_that_changes_meanwhile_has_not_passed(repository):
+    """Nobody knows with which content."""
+    changing = 'path.write_text(path.read_text() + " ")\n    assert "wrong"'
+    (repository / "tests" / "test_notebooks.py").write_text(STAND_IN.replace('assert "wrong"', changing))
+    for _ in range(2):
+        assert quickly_executed(repository) == (0, edition("a") | edition("b"))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the hash
+
+
+def hashes(root, options="o"):
+    around = fingerprint.surroundings(root, root / "tests" / "test_notebooks.py", options)
+    return {name: fingerprint.fingerprint(root / "module" / f"{name}.ipynb", "nbval", around) for name in "ab"}
+
+
+def test_the_hash_of_an_unchanged_repository_stays(repository):
+    before = hashes(repository)
+    assert before["a"] != before["b"]
+    (repository / "shared" / "__pycache__").mkdir()
+    (repository / "shared" / "__pycache__" / "helper.pyc").write_bytes(b"made")
+    (repository / "README.md").write_text("no notebook reads it")
+    assert hashes(repository) == before
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "shared/helper.py", "shared/checks/new.py", "shared/style.mplstyle", "constraints.txt", "requirements.txt",
+        "datasets/sample/part.webp", "module/recordings/trace.json", "tests/test_notebooks.py", "conftest.py",
+    ],
+)  # fmt: skip
+def test_a_changed_file_changes_all_hashes(repository, file):
+    before = hashes(repository)
+    path = repository / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((path.read_text() if path.exists() else "") + "\n# changed\n")
+    after = hashes(repository)
+    assert all(after[name] != before[name] for name in "ab")
+
+
+def test_what_executes_a_notebook_counts_wherever_it_is_imported(repository):
+    """Through another module, in a function, as a module or by a name of it; what isn't imported does not."""
+    course = repository / "course"
+    course.mkdir()
+    (repository / "tests" / "test_notebooks.py").write_text("from course import one\n")
+    (course / "one.py").write_text("def f():\n    from course.two import g\n")
+    (course / "two.py").write_text("import course.three as other\n")
+    for name in ("three", "four"):
+        (course / f"{name}.py").write_text("")
+    before = hashes(repository)
+    for name, counts in (("one", True), ("two", True), ("three", True), ("four", False)):
+        path = course / f"{name}.py"
+        text = path.read_text()
+        path.write_text(text + "# changed\n")
+        assert (hashes(repository) != before) == counts, name
+        path.write_text(text)
+    assert hashes(repository) == before
+
+
+def test_what_executes_the_real_notebooks_counts():
+    names = {path.name for path in fingerprint._program(ROOT / "tests" / "test_notebooks.py", ROOT)}
+    assert {"test_notebooks.py", "execution.py", "workbook.py", "exercises.py"} <= names
+    assert "lint.py" not in names
+
+
+CHANGES = {
+    "a variable of the course": lambda patch: patch.setenv("COURSE_DATA", "elsewhere"),
+    "threads": lambda patch: patch.setenv("OMP_NUM_THREADS", "77"),
+    "another Python": lambda patch: patch.setattr(sys, "version", "3.99"),
+    "another machine": lambda patch: patch.setattr(platform, "uname", lambda: ("other",)),
+    "a package more": lambda patch: patch.setattr(importlib.metadata, "distributions", lambda: iter(())),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_changed_environment_changes_the_hash(repository, monkeypatch, change):
+    before = hashes(repository)
+    change(monkeypatch)
+    assert hashes(repository) != before
+
+
+def test_how_it_is_executed_changes_the_hash(repository):
+    assert hashes(repository, "other options") != hashes(repository)
+    path = repository / "module" / "a.ipynb"
+    assert fingerprint.fingerprint(path, "nbval", "x") != fingerprint.fingerprint(path, "rehearsal", "x")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# workers
+
+
+def test_cells_stay_together_and_executions_may_be_apart(pytestconfig):
+    unit = next(p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "pytest_xdist_make_scheduler")
+                and getattr(p, "__file__", "") == str(ROOT / "conftest.py")).unit  # fmt: skip
+    assert unit("module/a.ipynb::Cell 0") == unit("module/a.ipynb::Cell 12") != unit("module/b.ipynb::Cell 0")
+    assert unit("tests/test_notebooks.py::test_x[a]") != unit("tests/test_notebooks.py::test_x[b]")
+    assert unit("tests/test_run.py::test_x") == unit("tests/test_run.py::test_y[b]"), "their fixtures are shared"
+
+
+def test_the_longest_goes_first(repository):
+    (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
+    (repository / "tests" / "test_b.py").write_text("import pytest\n\n@pytest.mark.processes\ndef test_b(): pass\n")
+    said = executed(repository, "tests", "module", "--collect-only", "-q")[2]
+    files = list(dict.fromkeys(re.findall(r"^(\S+)::", said, re.MULTILINE)))
+    names = ["module/a.ipynb", "module/b.ipynb", "tests/test_notebooks.py", "tests/test_b.py", "tests/test_a.py"]
+    assert files == names
+
+
+def test_without_notebooks_no_kernel_starts(repository):
+    (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
+    assert executed(repository, "tests", "module", "-m", "not notebook")[:2] == (0, {"tests/test_a.py::test_a"})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the command
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The pytest calls that the command makes instead of starting one; each ends with status 0."""
+    calls = []
+    monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: calls.append(command[3:]) or 0)
+    return calls
+
+
+def run(*arguments):
+    return course_test.main(argparse.Namespace(extra=list(arguments)))
+
+
+@pytest.mark.parametrize("name", ["15-01", "15-1", "1", "15-01_custom_autograd_functions_and_hooks.ipynb"])
+def test_a_topic_is_its_notebook_its_executions_and_its_checks(started, name):
+    assert run(name, "-x", "-k", "not 15-07") == 0
+    (call,) = started
+    notebook = "module_15_advanced_pytorch_internals/15-01_custom_autograd_functions_and_hooks.ipynb"
+    paths = [argument for argument in call if (ROOT / argument).is_file()]
+    assert [Path(path).as_posix() for path in paths] == [
+        notebook, "tests/test_notebooks.py", "tests/test_checks_15_01.py", notebook,
+    ]  # fmt: skip
+    assert call[call.index("--notebook") + 1] == paths[0]
+    assert call[-3:] == ["-x", "-k", "not 15-07"]
+
+
+def test_a_topic_that_is_not_written_fails_and_stops_no_other(started, monkeypatch, capsys):
+    chosen = course_test.select(["15-01", "15-07"], course_test.syllabus.load())
+    chosen[1] = course_test.Selected("15-07", "Seven", ROOT / "nowhere.ipynb")
+    monkeypatch.setattr(course_test, "select", lambda names, _: [chosen[names.index(name)] for name in names])
+    assert run("15-01", "15-07") == 1
+    printed = capsys.readouterr()
+    assert "15-07 is not written yet: there is no " in printed.err
+    assert "15-07 not written yet" in printed.out
+    assert len(started) == 1
+    chosen.reverse()
+    assert run("15-07") == 1
+    assert len(started) == 1, "nothing to test: without a path pytest would test all"
+
+
+def test_a_topic_that_does_not_exist_is_named(started, capsys):
+    assert run("15-77") == 2
+    assert "no topic 15-77" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    "option", [["-n", "0"], ["--maxfail", "2"], ["--durations", "10"], ["-k", "15-01"], ["-x", "-q"]]
+)
+def test_the_value_of_an_option_is_no_topic(started, option):
+    assert run(*option) == 0
+    assert started[0][-len(option) :] == option
+    assert "tests" in started[0]
