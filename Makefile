@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint clean
+.PHONY: help setup run test lab workbook data lint mutate clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -28,6 +28,9 @@ data:
 
 lint:
 	@$(PYTHON) -m course lint --ruff $(ARGS)
+
+mutate:
+	@$(PYTHON) -m course mutate $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

@@ -117,9 +117,11 @@ def create(
     if findings:
         raise NewError("the notebook would not pass lint:\n" + "\n".join(f"  {finding}" for finding in findings))
 
-    # "x": fails when somebody else made the file in the meantime
-    with topic.path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    try:
+        with topic.path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:  # somebody made it in the meantime
+        raise NewError(f"{topic.path} is there already; it was not changed") from None
     try:
         write_whole(syllabus_file, after)
     except OSError as error:

@@ -42,6 +42,7 @@ def markdown_of(path):
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("template", "dataset", "category"),
     [("algorithm", None, "A — Algorithm"), ("capstone", "CIFAR-10", "E — Capstone/Integration")],
@@ -186,6 +187,25 @@ def test_an_existing_notebook_is_never_overwritten(copy, number):
     assert syllabus_file.read_bytes() == before
 
 
+def test_a_notebook_that_appears_meanwhile_is_not_overwritten(copy, monkeypatch):
+    """Executing the template takes seconds: somebody may have saved the file when it is done."""
+    syllabus_file, _ = copy
+    path = syllabus_file.parent / "15-91_one.ipynb"
+    before = syllabus_file.read_bytes()
+
+    def slow_execute(document, folder):
+        path.write_text("mine", encoding="utf-8")
+        return document
+
+    monkeypatch.setattr(new, "execute", slow_execute)
+    monkeypatch.setattr(new, "lint_document", lambda *_: [])
+    with pytest.raises(NewError, match="is there already"):
+        create(Wish("15-91", "One", "algorithm"), *copy, run=True)
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert syllabus_file.read_bytes() == before
+
+
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("code", "message"), [("1 / 0", "ZeroDivisionError"), ("import os\nos.kill(os.getpid(), 9)", "does not run")]
 )
