@@ -85,11 +85,10 @@ def main(args: argparse.Namespace) -> int:
     open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
+    print("CONTRIBUTING.md says what a notebook should be. An exercise for this one:")
+    print(f'  python -m course exercise {topic.number} SLUG "Title"')
     print(
-        f'Its exercises: python -m course exercise {topic.number} SLUG "Title". CONTRIBUTING.md says what it should be.'
-    )
-    print(
-        'While its row says status = "draft", lint and the tests let pass what is unfinished; in the end remove that.'
+        'While its row says status = "draft", what is unfinished is no finding and no failure; remove that in the end.'
     )
     return 0
 
