@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint record clean
+.PHONY: help setup run test lab workbook data lint mutate clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -29,8 +29,8 @@ data:
 lint:
 	@$(PYTHON) -m course lint --ruff $(ARGS)
 
-record:
-	@$(PYTHON) -m course record $(ARGS)
+mutate:
+	@$(PYTHON) -m course mutate $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

@@ -10,6 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course.syllabus import Syllabus, Topic, direct_needs
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
 NAME = "00_START_HERE.ipynb"
 WORDS_A_MINUTE = 200
 CODE_LINES_A_MINUTE = 20
@@ -30,7 +31,16 @@ have changed.
 
 **What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
 """
-PROGRESS = """\
+# the first lines of every notebook: one that was copied elsewhere says what it lacks
+GUARD = """\
+from importlib.util import find_spec
+
+if find_spec("shared") is None:
+    raise ImportError("`shared` is missing: run `make lab`, or `pip install -e` its repository")\
+"""
+PROGRESS = f"""\
+{GUARD}
+
 from shared.progress import show_progress
 
 show_progress()\
@@ -65,10 +75,10 @@ def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) ->
     name = f"{topic.number} {topic.title}".replace("|", "\\|")
     builds_on = ", ".join(needs)
     if notebook is None:
-        return f"| {name} | {builds_on} | not written yet | |"
+        return f"| {name} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
     tasks = [task for cell in notebook.cells for task in EXERCISE.findall(cell.source)]
     points, minutes = (sum(int(task[i]) for task in tasks) for i in (0, 1))
-    exercises = f"{len(tasks)}, {points} points, {_duration(minutes)}" if tasks else "none"
+    exercises = f"{len(tasks)} for {points} points, {_duration(minutes)}" if tasks else "none"
     return f"| [{name}]({topic.file}) | {builds_on} | {_duration(reading_minutes(notebook))} | {exercises} |"
 
 
@@ -86,4 +96,5 @@ def reading_minutes(notebook: NotebookNode) -> float:
 def _duration(minutes: float) -> str:
     """To the next five minutes: 50 min, 1 h 20 min."""
     hours, rest = divmod(5 * math.ceil(minutes / 5), 60)
-    return " ".join(filter(None, (f"{hours} h" if hours else "", f"{rest} min" if rest or not hours else "")))
+    parts = (f"{hours} h" if hours else "", f"{rest} min" if rest or not hours else "")
+    return " ".join(filter(None, parts)).replace(" ", NO_BREAK)

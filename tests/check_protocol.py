@@ -170,7 +170,9 @@ def _slug(topic: str, name: str) -> str:
 def _task(topic: str, name: str) -> str:
     """The task without its heading and folded hints, then the docstrings of the stub."""
     slug = _slug(topic, name)
-    task = re.sub(r"<details.*?</details>|^### [^\n]*$", "", _cells(topic)[f"{slug}-task"], flags=re.DOTALL | re.MULTILINE)
+    task = re.sub(
+        r"<details.*?</details>|^### [^\n]*$", "", _cells(topic)[f"{slug}-task"], flags=re.DOTALL | re.MULTILINE
+    )
     tree = ast.parse(exercises.student_source(_cells(topic)[slug]))
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]

@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import io
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -36,7 +38,7 @@ def test_the_page_names_every_topic_in_order_and_links_those_that_are_there(fold
     assert links
     assert {folder / link for link in links} == set(folder.glob("15-*.ipynb"))
     missing = [topic for topic in syllabus.load().topics.values() if not topic.path.is_file()]
-    assert page.cells[0].source.count("not written yet") == len(missing)
+    assert page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ").count("not written yet") == len(missing)
 
 
 def test_exercises_points_and_minutes_are_those_of_the_headings():
@@ -51,7 +53,7 @@ def test_exercises_points_and_minutes_are_those_of_the_headings():
     )
     page = start_page.start_page(syllabus.load(), {"15-02": lesson})
     # 1,000 words are 5 minutes, the headings' words none worth counting, 40 lines 2 minutes
-    assert "| 10 min | 2, 11 points, 1 h 5 min |" in page.cells[0].source
+    assert "| 10 min | 2 for 11 points, 1 h 5 min |" in page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_every_heading_of_an_exercise_is_counted():
@@ -61,7 +63,7 @@ def test_every_heading_of_an_exercise_is_counted():
             checks = [cell for cell in lesson.cells if cell.metadata.get("nbgrader", {}).get("grade")]
             page = start_page.start_page(syllabus.load(), {topic.number: lesson}).cells[0].source
             points = sum(cell.metadata.nbgrader.points for cell in checks)
-            assert f"| {len(checks)}, {points} points, " in page
+            assert f"| {len(checks)} for {points} points, " in page
 
 
 def test_jupyterlab_opens_on_the_page_even_if_the_students_own_is_an_older_one(monkeypatch, tmp_path):
@@ -187,3 +189,15 @@ def test_the_page_s_cell_counts_the_workbook(folder, monkeypatch, capsys):
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(list(folder.glob("15-*.ipynb"))) + 1
     assert all(re.search(r" 0 of \d+ exercises +0 of \d+ points$", line) for line in said)
+
+
+@pytest.mark.parametrize("source", [start_page.GUARD, start_page.PROGRESS])
+def test_alone_in_another_python_the_page_says_what_to_do(tmp_path, source):
+    """-I and -S: neither the repository nor what is installed can be seen."""
+    command = [sys.executable, "-I", "-S", "-c", source]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == (
+        "ImportError: `shared` is missing: run `make lab`, or `pip install -e` its repository"
+    )
+    assert all(len(line) <= 100 for line in source.splitlines())

@@ -1,0 +1,132 @@
+"""README's recipe for a machine without a network, with an index of a few kilobytes in place of the real one."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from course import environment
+from course.environment import ROOT, Environment, requirements
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the recipe is for a POSIX shell")
+
+
+def recipe() -> tuple[list[str], dict[str, str]]:
+    """The commands that fill the folder, and the environment variables of the set-up, as README states them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("**No network.**") : text.index("**CIFAR-10")]
+    *commands, setup = re.findall(r"^    (\S.*)$", section, re.MULTILINE)
+    variables = dict(re.findall(r'(PIP_\w+)="?([^" ]+)"?', setup))
+    assert setup.endswith(" make lab")
+    return commands, variables
+
+
+def tiny_wheel(folder: Path, name: str) -> None:
+    """A distribution of one empty module."""
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def setuptools_wheel(folder: Path) -> None:
+    """The installed setuptools, packed again."""
+    found = metadata.distribution("setuptools")
+    with zipfile.ZipFile(folder / f"setuptools-{found.version}-py3-none-any.whl", "w") as wheel:
+        for file in found.files:
+            if ".." not in file.parts and file.suffix != ".pyc" and found.locate_file(file).is_file():
+                wheel.write(found.locate_file(file), str(file))
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A course with two tiny distributions in place of torch and ruff."""
+    root = tmp_path / "my course"
+    root.mkdir()
+    (root / "requirements.txt").write_text("# a comment\ntinycourseneed>=1.0  # why\n-e .\n")
+    (root / "requirements-dev.txt").write_text("-r requirements.txt\ntinycoursedev>=1\n")
+    (root / "constraints.txt").write_text("tinycourseneed==1.0\ntinycoursedev==1.0\n")
+    (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (root / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
+    (root / "README.md").write_text("# A course\n")
+    for package in tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+        folder = root.joinpath(*package.split("."))
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, repository, monkeypatch):
+    version = metadata.version("setuptools")
+    if int(version.split(".")[0]) < 77:
+        pytest.skip(f"setuptools {version} cannot build the project")
+    index = tmp_path / "index"
+    index.mkdir()
+    tiny_wheel(index, "tinycourseneed")
+    tiny_wheel(index, "tinycoursedev")
+    setuptools_wheel(index)
+
+    commands, variables = recipe()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") and key != "PYTHONPATH"}
+    online = {**env, "PATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": index.as_uri(), "PIP_CONFIG_FILE": os.devnull}
+    # the symbolic link alone would not find what is installed beside the real Python
+    online["PYTHONPATH"] = str(Path(metadata.distribution("pip").locate_file("")))
+    for command in commands:
+        answer = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=repository,
+            env=online,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert answer.returncode == 0, f"{command}\n{answer.stdout}{answer.stderr}"
+    fetched = sorted(path.name.split("-")[0] for path in (repository / "wheels").iterdir())
+    assert fetched == ["setuptools", "tinycoursedev", "tinycourseneed"], "and not the repository itself"
+
+    assert set(variables) == {"PIP_NO_INDEX", "PIP_FIND_LINKS"}
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    index.rename(tmp_path / "gone")
+    monkeypatch.setattr(environment, "ROOT", repository)  # where pip is started
+
+    def probe(command, timeout=30):
+        if "import torch" in command[-1]:
+            command = [command[0], "-c", "import tinycourseneed, tinycoursedev, shared, course"]
+        return environment.probe(command, timeout)
+
+    python = Environment(repository, probe=probe).ensure()
+    answer = subprocess.run(
+        [python, "-c", "import shared; print(shared.__file__)"],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert answer.stdout.strip() == str(repository / "shared" / "__init__.py"), answer.stderr
+
+
+def test_the_recipe_takes_every_requirement_but_the_project_itself():
+    (listing, download), _ = recipe()
+    listed = subprocess.run(
+        ["bash", "-ec", listing.split(" > ")[0]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    listed = {re.sub(r"\s*#.*", "", line) for line in listed.splitlines()} - {""}
+    wanted = {*requirements(ROOT), *(ROOT / "requirements-dev.txt").read_text().splitlines()}
+    assert listed == {line for line in wanted if line and line[0] not in "#-"}
+    build = re.search(r'requires = \["(.*)"\]', (ROOT / "pyproject.toml").read_text())[1]
+    assert f'"{build}"' in download
