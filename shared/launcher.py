@@ -91,9 +91,8 @@ def launch(
     if timeout <= 0:
         raise ValueError(f"timeout must be positive, not {timeout}")
     backend = backend or default_backend(world_size)
-    for name in (part.rpartition(":")[2] for part in backend.split(",")):
-        if not dist.is_backend_available(name):
-            raise ValueError(f"this PyTorch has no backend {name!r}; gloo runs on every CPU")
+    if not dist.is_backend_available(backend):
+        raise ValueError(f"this PyTorch has no backend {backend!r}; gloo runs on every CPU")
     _sweep()
     with tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)

@@ -32,8 +32,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
-_PLACE = torch.device("mps", 0)
-_HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps", "unknown"
+_HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides
 _BASE = torch._C.TensorBase
 
 # operations whose tensors may be on different sides in PyTorch, too
@@ -42,21 +41,6 @@ _JOINING = {"aten::cat", "aten::stack"}  # here a number on the CPU counts, too
 # what indexing becomes, and where its indices are: they may be on the CPU; `x[index] = 0` becomes index_fill_
 _INDEXING = dict.fromkeys(("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"), 1)
 _INDEXING |= {"aten::_unsafe_index": 1, "aten::index_fill_": 2}
-
-_NO_FLOAT64 = (
-    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
-    "Please use float32 instead."
-)
-_NO_NUMPY = (
-    f"can't convert {_PLACE} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
-)
-_TWO_DEVICES = (
-    f"Expected all tensors to be on the same device, but found at least two devices, {_PLACE} and cpu! (in {{}})"
-)
-_NO_FORK = (
-    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
-    "method"
-)
 
 # --------------------------------------------------------------------------------------------------------------------
 # which side a tensor is on: an attribute of its storage, so that views agree
@@ -90,21 +74,19 @@ def _put(tensor: Tensor, side: str) -> None:
     storage = _storage(tensor)
     if storage is not None:
         if side == _ACCELERATOR:
-            _refuse_float64(tensor)
+            if tensor.dtype in (torch.float64, torch.complex128):
+                message = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+                raise TypeError(message + " Please use float32 instead.")
             if _active and os.getpid() != _active[-1]:
-                raise RuntimeError(_NO_FORK)
+                message = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must"
+                raise RuntimeError(message + " use the 'spawn' start method")
         storage.pretended = side
-
-
-def _refuse_float64(tensor: Tensor) -> None:
-    if tensor.dtype in (torch.float64, torch.complex128):
-        raise TypeError(_NO_FLOAT64)
 
 
 def _side_of_device(device: Any) -> str | None:
     """The side that a `device=` names, or None for none and for devices that nobody pretends."""
     kind = None if device is None or isinstance(device, int) else torch.device(device).type
-    return kind if kind in (_HOST, _ACCELERATOR) else None
+    return {"cpu": _HOST, "mps": _ACCELERATOR}.get(kind)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -170,13 +152,14 @@ def _to(original: Callable, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _numpy(original: Callable, self: Tensor, *, force: bool = False) -> Any:
     if _side(self) == _ACCELERATOR:
         if not force:
-            raise TypeError(_NO_NUMPY)
+            message = f"can't convert {_ACCELERATOR} device type tensor to numpy."
+            raise TypeError(message + " Use Tensor.cpu() to copy the tensor to host memory first.")
         self = self.detach().cpu()
     return original(self, force=force)
 
 
 def _get_device(self: Tensor) -> torch.device:
-    return _PLACE if _side(self) == _ACCELERATOR else _BASE.device.__get__(self)
+    return torch.device(_ACCELERATOR) if _side(self) == _ACCELERATOR else _BASE.device.__get__(self)
 
 
 def _set_grad(self: Tensor, grad: Tensor | None) -> None:
@@ -229,7 +212,7 @@ def _factory(original: Callable, *args: Any, **kwargs: Any) -> Any:
         device = kwargs["device"] = _default_device()
     side = _side_of_device(device)
     if "generator" in kwargs:
-        _refuse_generator(kwargs["generator"], side, "Expected a '{}' generator device but found '{}'", _PLACE)
+        _refuse_generator(kwargs["generator"], side, "Expected a '{}' generator device but found '{}'")
     if side is None:
         made = original(*args, **kwargs)
         if original.__name__ == "new_tensor":
@@ -263,16 +246,15 @@ class _Generator(torch.Generator, metaclass=_Kind):
         _generators.add(made)
         return made
 
-    device = property(lambda self: _PLACE)
+    device = property(lambda self: torch.device(_ACCELERATOR))
 
 
-def _refuse_generator(generator: Any, side: str | None, message: str, name: Any) -> None:
+def _refuse_generator(generator: Any, side: str | None, message: str) -> None:
     """Raise if a generator is on the wrong side. PyTorch hands on a new object for the same C++ generator."""
     if generator is not None and side in (_HOST, _ACCELERATOR):
-        ours = any(known._cdata == generator._cdata for known in _generators)
-        if ours != (side == _ACCELERATOR):
-            places = [_HOST, name]
-            raise RuntimeError(message.format(places[not ours], places[ours] if not ours else _PLACE))
+        found = _ACCELERATOR if any(own._cdata == generator._cdata for own in _generators) else _HOST
+        if found != side:
+            raise RuntimeError(message.format(side, found))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -337,7 +319,7 @@ class _Watch(TorchDispatchMode):
             raise RuntimeError("No backend type associated with device type mps")
         if facts.generator:
             generator = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch._C.Generator)), None)
-            _refuse_generator(generator, side, "Expected a '{}' device type for generator but found '{}'", _ACCELERATOR)
+            _refuse_generator(generator, side, "Expected a '{}' device type for generator but found '{}'")
         if _side_of_device(kwargs.get("device")) == _ACCELERATOR:
             kwargs, side = kwargs | {"device": torch.device(_HOST)}, _ACCELERATOR
         result = function(*args, **kwargs)
@@ -367,7 +349,8 @@ class _Watch(TorchDispatchMode):
             else:
                 seen.add(side)
         if {_HOST, _ACCELERATOR} <= seen:
-            raise RuntimeError(_TWO_DEVICES.format(function))
+            message = f"Expected all tensors to be on the same device, but found at least two devices, {_ACCELERATOR}"
+            raise RuntimeError(f"{message} and {_HOST}! (in {function})")
         for number in numbers if _ACCELERATOR in seen else ():
             if number.requires_grad and not hasattr(number, "pretended"):  # the engine moves its gradient back
                 number.pretended = number.register_hook(Tensor.cpu)
@@ -394,20 +377,17 @@ def _apply_backward(original: Callable, self: Any, *grads: Any) -> Any:
     given = result if isinstance(result, tuple) else (result,)
     for i, (grad, side) in enumerate(zip(given, getattr(self, "pretended", ()), strict=False)):
         if isinstance(grad, Tensor) and {side, _side(grad)} == {_HOST, _ACCELERATOR}:
-            places = {_HOST: "cpu", _ACCELERATOR: str(_PLACE)}
-            raise RuntimeError(
-                f"Function {type(self).__name__} returned an invalid gradient at index {i} - expected device "
-                f"{places[side]} but got {places[_side(grad)]}"
-            )
+            message = f"Function {type(self).__name__} returned an invalid gradient at index {i}"
+            raise RuntimeError(f"{message} - expected device {side} but got {_side(grad)}")
     return result
 
 
 def _location(storage: torch.UntypedStorage) -> str | None:
-    return _ACCELERATOR if getattr(storage, "pretended", _HOST) == _ACCELERATOR else None
+    return "mps" if getattr(storage, "pretended", _HOST) == _ACCELERATOR else None
 
 
 def _restored(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    if not location.startswith(_ACCELERATOR):
+    if not location.startswith("mps"):
         return None
     storage.pretended = _ACCELERATOR
     return storage

@@ -529,7 +529,7 @@ def test_the_default_backend_serves_both_devices_where_there_are_enough_gpus(mon
 
 def test_a_backend_for_each_device():
     assert launch(identify, 2, 0, backend="cpu:gloo")[1][:3] == (1, 2, torch.tensor(1.0))
-    with pytest.raises(ValueError, match="no backend 'morse'"):
+    with pytest.raises(ValueError, match="no backend 'cpu:gloo,cuda:morse'"):
         launch(os.getpid, 1, backend="cpu:gloo,cuda:morse")
 
 

@@ -1,5 +1,6 @@
 """The pretended accelerator: planted mistakes are refused as PyTorch refuses them, right code computes as on a CPU."""
 
+import gc
 import threading
 
 import pytest
@@ -8,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from shared.pretended import pretended_accelerator
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 TWO = "Expected all tensors to be on the same device"
 NO_NUMPY = "can't convert .* device type tensor to numpy. Use Tensor.cpu"
@@ -261,6 +264,12 @@ with FakeTensorMode():
     assert y.device == torch.ones(4, 3).to(device).device
     cpu = nn.Linear(3, 2); cpu(torch.ones(1, 3)).sum().backward(); torch.optim.Adam(cpu.parameters()).step()
 result = x""",
+    "tracing, torch.fx and torch.export": """
+net.eval()
+traced, exported = torch.fx.symbolic_trace(net), torch.export.export(net, (x,)).module()
+result = [torch.jit.trace(net, x)(x), traced(x), exported(x), net(x) + x.new_ones(2)]""",
+    "torch.compile": """
+result = torch.compile(lambda a: torch.sin(a) + torch.zeros(3, device=a.device), backend="eager")(x) * x""",
     "meta tensors": """
 big = nn.Linear(100_000, 100_000, device="meta"); assert big.weight.device.type == "meta"
 assert x.to("meta").device.type == "meta"
@@ -329,7 +338,6 @@ def test_float64_is_refused(name):
         run(FLOAT64[name], device)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_code_computes_what_the_cpu_computes(name, accelerator):
     want = on_cpu(run(RIGHT[name], "cpu")["result"])
@@ -371,3 +379,4 @@ class OnDevice(torch.utils.data.Dataset):
 list(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork"))"""
     with pretended_accelerator() as device, pytest.raises(RuntimeError, match="in forked subprocess"):
         run(source, device)
+    gc.collect()  # the loader, and with it its worker
