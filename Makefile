@@ -1,5 +1,7 @@
 # Every line calls `python -m course …`, so nothing here is needed where there is no make.
 # Options go in ARGS:  make run ARGS="15-01 --save"     another Python:  make run PYTHON=python3.12
+# Two targets do more than the command alone: `make data` fetches all (--fetch all), `make lint` runs ruff too (--ruff),
+# as CI and pre-commit do.
 PYTHON ?= python3
 ARGS ?=
 

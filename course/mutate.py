@@ -51,16 +51,16 @@ class Record:
     Attributes:
         digest: of everything that decides the outcome.
         mutants, caught: how many there are, and how many the check rejects.
-        timed_out: how many of the caught had not ended in time.
         seconds: how long that took.
+        timed_out: how many of the caught had not ended in time.
         survivors: the others.
     """
 
     digest: str
     mutants: int
     caught: int
-    timed_out: int
     seconds: int
+    timed_out: int = 0
     survivors: list[Survivor] = field(default_factory=list)
 
     @property
@@ -183,7 +183,7 @@ def _mutate_topic(
         score = f"{math.floor(100 * record.score)} %"  # 100 only for all
         counts = (record.mutants, record.caught, explained, score, record.seconds)
         table.add_row(name, target.cell, *map(str, counts), note)
-    if failed:
+    if any(kept[target.cell].unexplained for target in wanted if target.cell in kept):
         console.print(f"Make the check stricter, or write a reason into {kept_file(label)}.", soft_wrap=True)
     return failed
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from course import mutant_trials, mutate, syllabus
 from course.__main__ import COMMANDS
+from course.environment import ROOT
 from course.exercises import MarkerError
 from course.mutant_trials import Target, TargetError, needed_for, prepare, targets, try_answer
 from course.mutants import mutants
@@ -445,6 +447,26 @@ def test_bad_names_and_damaged_results_are_named(command, notebook):
     status, out = command()
     assert status == 1
     assert "Mend it or delete it" in " ".join(out.split())
+
+
+@pytest.mark.processes
+def test_an_import_that_fails_leaves_no_traceback(tmp_path):
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    setup = SETUP + "import broken_module\n"
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from course.mutant_trials import Target, TargetError, prepare, try_answer\n"
+        f"target = Target(1, 'ex-double', '', {setup!r}, 'check.double', 'double', '0')\n"
+        "prepare([target])\n"
+        "try: try_answer(target, '')\n"
+        "except TargetError as error: print(error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, timeout=300, check=True, capture_output=True, text=True
+    )
+    assert "cell 'ex-double'" in said.stdout
+    assert "ZeroDivisionError" in said.stdout + said.stderr
 
 
 def test_one_exercise_can_be_chosen():

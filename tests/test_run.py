@@ -63,6 +63,7 @@ def sleepers(mark):
 # notebooks that are all right
 
 
+@pytest.mark.notebook
 def test_good_notebooks(tmp_path, monkeypatch):
     monkeypatch.delenv("COURSE_DATA", raising=False)
     first = write(
@@ -93,6 +94,7 @@ def test_good_notebooks(tmp_path, monkeypatch):
     assert str(tmp_path / "out") in printed.splitlines()[-1]
 
 
+@pytest.mark.notebook
 def test_save_changes_outputs_and_nothing_else(tmp_path, monkeypatch):
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}, "title": "é"}
     path = write(tmp_path / "n.ipynb", "1 + 1", "print('é')", **metadata)
@@ -117,6 +119,7 @@ def test_save_changes_outputs_and_nothing_else(tmp_path, monkeypatch):
     assert path.read_bytes() == once, "saving again changes nothing"
 
 
+@pytest.mark.notebook
 def test_save_leaves_a_file_alone_that_changed_meanwhile_or_whose_output_was_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "OUTPUT_LIMIT", 1000)
     changed = write(tmp_path / "changed.ipynb", "with open('changed.ipynb', 'a') as file: print(file=file)\n1")
@@ -129,6 +132,7 @@ def test_save_leaves_a_file_alone_that_changed_meanwhile_or_whose_output_was_cut
     assert (changed.read_bytes(), chatters.read_bytes()) == before
 
 
+@pytest.mark.notebook
 def test_a_copy_that_was_changed_is_kept(tmp_path, monkeypatch):
     path, out = write(tmp_path / "n.ipynb", "1 + 1"), tmp_path / "out"
     for _ in range(2):
@@ -159,6 +163,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(tmp_path, mo
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.notebook
 def test_the_time_limit_is_for_a_cell(tmp_path):
     sleeps = ["import time; time.sleep(1)"] * 7
     notebook, _ = read_notebook(write(tmp_path / "n.ipynb", *sleeps))
@@ -173,6 +178,7 @@ def test_the_time_limit_is_for_a_cell(tmp_path):
 DEVICE_CELL = "import torch\nfrom shared import get_device\ndevice = get_device()"
 
 
+@pytest.mark.notebook
 def test_a_rehearsal_names_the_cell_with_a_tensor_on_the_wrong_device(tmp_path, monkeypatch):
     right = write(
         tmp_path / "right.ipynb",
@@ -208,6 +214,7 @@ def test_a_rehearsal_names_the_cell_with_a_tensor_on_the_wrong_device(tmp_path, 
     assert "nothing was rehearsed" in explanation(printed, "never")
 
 
+@pytest.mark.notebook
 def test_ranks_are_not_rehearsed_and_get_no_tensor_of_the_device(tmp_path):
     source = "import torch.distributed as dist\nfrom shared import launch\ndef double(x): return 2 * x"
     good = "launch(double, 2, torch.ones(2), backend='gloo')[1] + torch.ones(2)"
@@ -274,6 +281,7 @@ def explanation(printed, name):
     return printed[printed.index(marker) :].split("FAILED")[0].split("┏")[0]
 
 
+@pytest.mark.notebook
 def test_faults_fail_the_run_and_stop_no_other(faults):
     status, printed, output, _ = faults
     assert status == 1
@@ -283,6 +291,7 @@ def test_faults_fail_the_run_and_stop_no_other(faults):
     assert "\x1b" not in printed, "no colours where there is no terminal"
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("name", "phrases"),
     [
@@ -308,6 +317,7 @@ def test_fault_is_explained(faults, name, phrases):
         assert phrase in said, said
 
 
+@pytest.mark.notebook
 def test_failed_notebooks_have_copies_with_their_errors(faults):
     _, _, output, _ = faults
     copy = nbformat.read(output / "raises.ipynb", as_version=4)
@@ -317,6 +327,7 @@ def test_failed_notebooks_have_copies_with_their_errors(faults):
     assert not (output / "notjson.ipynb").exists()
 
 
+@pytest.mark.notebook
 def test_output_without_end_is_cut(faults):
     _, printed, output, _ = faults
     assert "gave too much output" in printed
@@ -326,10 +337,12 @@ def test_output_without_end_is_cut(faults):
     assert len(text) < 1.1 * execution.OUTPUT_LIMIT
 
 
+@pytest.mark.notebook
 def test_no_process_is_left_over(faults):
     assert not any(sleepers(mark) for mark in faults[3])
 
 
+@pytest.mark.notebook
 def test_kernel_that_does_not_start(tmp_path):
     notebook, _ = read_notebook(write(tmp_path / "n.ipynb", "1"))
     command = [sys.executable, "-c", "import sys; sys.exit('no kernel today')"]
@@ -351,6 +364,7 @@ def test_a_fault_of_the_program_itself_stops_no_other(tmp_path, monkeypatch):
     assert printed.count("OSError: disk on fire") == 2
 
 
+@pytest.mark.notebook
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
@@ -472,6 +486,7 @@ def test_selection(small_syllabus, tmp_path):
             selection.select([name], small_syllabus)
 
 
+@pytest.mark.notebook
 def test_topics_not_written_are_no_failure(small_syllabus, tmp_path, monkeypatch):
     monkeypatch.setattr(run.syllabus, "load", lambda: small_syllabus)
     status, printed = run_files([], tmp_path / "out", monkeypatch)
@@ -505,6 +520,7 @@ def test_notebooks_at_once_share_the_cores(monkeypatch):
     assert share_of_cores(2) == {}
 
 
+@pytest.mark.notebook
 def test_kernels_get_their_share(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)

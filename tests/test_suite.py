@@ -107,6 +107,7 @@ def test_cells_that_did_not_all_pass_are_no_execution_that_passed(repository):
     assert (status, ran) == (1, cells("a")), said
 
 
+@pytest.mark.processes
 def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
     good = (repository / "module" / "a.ipynb").read_text()
     assert quickly_executed(repository) == (0, edition("a") | edition("b"))
@@ -119,6 +120,7 @@ def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
     assert quickly_executed(repository) == (0, edition("a"))
 
 
+@pytest.mark.processes
 def test_a_file_that_changes_meanwhile_has_not_passed(repository):
     """Nobody knows with which content."""
     changing = 'path.write_text(path.read_text() + " ")\n    assert "wrong"'
@@ -220,6 +222,7 @@ def test_cells_stay_together_and_executions_may_be_apart(pytestconfig):
     assert unit("tests/test_run.py::test_x") == unit("tests/test_run.py::test_y[b]"), "their fixtures are shared"
 
 
+@pytest.mark.processes
 def test_the_longest_goes_first(repository):
     (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
     (repository / "tests" / "test_b.py").write_text("import pytest\n\n@pytest.mark.processes\ndef test_b(): pass\n")

@@ -1,14 +1,19 @@
 """Checks of the exercises in 15-08, Distributed Primitives & Communication.
 
-Every check runs the answer on a few real processes and counts what they send below torch.distributed's functions, so
-that it sees messages whichever of them an answer uses. What runs on the ranks is named `*_on_ranks`.
+Every check runs the answer on a few real processes, many cases in one launch, and records what reaches the process
+groups below torch.distributed's functions, so that it sees messages whichever of them an answer uses. What runs on the
+ranks is named `*_on_ranks`.
 """
 
+import random
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from math import ceil, log2
+from dataclasses import dataclass
+from math import ceil, fsum, log2, prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,243 +21,385 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from shared import LaunchError, launch
 from shared.checks.feedback import Trial, exercise
-from shared.distributed import LaunchError, launch
 
 _SECONDS = 5  # for an answer that hangs; a right one takes a fraction of a second
+_LATE = 0.15  # seconds that one rank comes later than the others, where a case asks for it
+RETURNS = "every rank returns"
 
-_COLLECTIVES = [
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "_allgather_base",
-    "allgather_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
-]
+# ---------------------------------------------------------------- what an answer sends
+
+_COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
 
 
-@dataclass
-class Traffic:
-    """What one rank sent and received.
+@dataclass(frozen=True)
+class Call:
+    """What reached a process group.
 
     Attributes:
-        sent, received: (peer, bytes) of each message; peers are ranks of the message's group.
-        collectives: (group size, bytes of the largest tensor) of each collective.
-        points: (group size, bytes) of each message sent.
+        name: 'send', 'recv', or the collective's.
+        group: the ranks in the group, as ranks of the world.
+        size: bytes of the message; of a collective, those that its cost grows with (`ring_bytes`).
+        peer: rank of the world a message goes to or comes from; None if it may come from any.
     """
 
-    sent: list[tuple[int, int]] = field(default_factory=list)
-    received: list[tuple[int, int]] = field(default_factory=list)
-    collectives: list[tuple[int, int]] = field(default_factory=list)
-    points: list[tuple[int, int]] = field(default_factory=list)
+    name: str
+    group: tuple[int, ...]
+    size: int
+    peer: int | None = None
+
+    @property
+    def ring_bytes(self) -> float:
+        """What a rank sends if a ring carries the call: the mean over the ranks of the group."""
+        if self.name in ("send", "recv"):
+            return self.size if self.name == "send" else 0
+        passes = 2 if re.match("all_?reduce", self.name) else 1
+        return passes * (len(self.group) - 1) / len(self.group) * self.size
 
 
 @contextmanager
-def _counted() -> Iterator[Traffic]:
-    """Count the calls that reach the process groups of this rank."""
-    traffic, kept = Traffic(), {}
+def _recorded() -> Iterator[list[Call]]:
+    """The calls of this rank inside the block, in order."""
+    calls: list[Call] = []
+    kept = []
 
-    def watch(name: str, note: Callable) -> None:
-        kept[name] = vars(dist.ProcessGroup).get(name)  # not getattr: that is no method any more
-        original = getattr(dist.ProcessGroup, name)
+    def watch(owner: Any, name: str, note: Callable[..., Call]) -> None:
+        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
+        original = getattr(owner, name)
 
-        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            note(group, args, kwargs)
-            return original(group, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(note(name, *args, *kwargs.values()))
+            return original(*args, **kwargs)
 
-        setattr(dist.ProcessGroup, name, call)
+        setattr(owner, name, call)
 
-    def sends(group: Any, args: tuple, kwargs: dict) -> None:
-        traffic.sent.append((int(args[1]), _largest(args)))
-        traffic.points.append((group.size(), _largest(args)))
-
-    watch("send", sends)
-    watch("recv", lambda group, args, kwargs: traffic.received.append((int(args[1]), _largest(args))))
-    for name in _COLLECTIVES:
-        if hasattr(dist.ProcessGroup, name):
-            watch(
-                name,
-                lambda group, args, kwargs: traffic.collectives.append(
-                    (group.size(), _largest([*args, *kwargs.values()]))
-                ),
-            )
+    for name in dir(dist.ProcessGroup):
+        if name in ("send", "recv"):
+            watch(dist.ProcessGroup, name, _message)
+        elif name == "recv_anysource":
+            watch(dist.ProcessGroup, name, lambda _, group, tensors, *rest: Call("recv", _members(group), 0))
+        elif _COLLECTIVE.match(name):
+            watch(dist.ProcessGroup, name, _collective)
+    # functional collectives reach the groups without Python, from operators
+    for operator in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = operator.partition(".")[0].partition("::")
+        if namespace == "_c10d_functional" and _COLLECTIVE.match(name):
+            watch(getattr(torch.ops, namespace), name, _functional)
     try:
-        yield traffic
+        yield calls
     finally:
-        for name, method in kept.items():
-            if method is None:  # inherited
-                delattr(dist.ProcessGroup, name)
+        for owner, name, method in reversed(kept):
+            if method is None:
+                delattr(owner, name)
             else:
-                setattr(dist.ProcessGroup, name, method)
+                setattr(owner, name, method)
 
 
-def _largest(values: Any) -> int:
-    if isinstance(values, Tensor):
-        return values.nbytes
-    return max((_largest(value) for value in values), default=0) if isinstance(values, list | tuple) else 0
+def _members(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
-def _ranks(trial: Trial, item: str, function: Callable, size: int, *args: Any, hint: str) -> list[Any]:
-    """Run the function on `size` ranks; a rank that fails or hangs fails the item."""
-    try:
-        return launch(function, size, *args, backend="gloo", timeout=_SECONDS)
-    except LaunchError as error:
-        if type(error.error) is NotImplementedError and not error.error.args:
-            raise NotImplementedError from None
-        message = str(error)
-        reason = error.reason
-    waits = (
-        "a rank waits for a message that nobody sends, or nobody receives what it sends. " if reason != "raised" else ""
-    )
-    if "Pair is not connected" in message or "not part of group" in message:
-        waits = "a message went to a rank outside of the group: src= and dst= mean ranks of the world. "
-    where = _where_ranks_stand(message)
-    got = "\n".join([message.splitlines()[0], *where]) if where else message
-    trial.that(item, False, expected="every rank returns", got=got, hint=waits + hint)
-    raise AssertionError  # not reached: a failed item ends the check
+def _message(name: str, group: dist.ProcessGroup, tensors: list[Tensor], place: int, *_: Any) -> Call:
+    """Gloo's own words for a peer that can't be are a failed assertion or a crash; these can be read."""
+    members, verb = _members(group), {"send": "sends to", "recv": "receives from"}[name]
+    if not 0 <= place < len(members):
+        raise ValueError(f"rank {dist.get_rank()} {verb} place {place} of a group of {len(members)}")
+    if members[place] == dist.get_rank():
+        raise ValueError(f"rank {dist.get_rank()} {verb} itself")
+    return Call(name, members, _nbytes(tensors), members[place])
 
 
-def _where_ranks_stand(message: str) -> list[str]:
-    """The report's lines on ranks that wait or have returned; those that stand in the answer come first."""
-    _, *lines = message.splitlines()
-    ranks = [line.strip() for line in lines if re.match(r"\s*rank \d+ (waits|has|did|is)\b", line)]
-    ranks = ranks if len(ranks) == len(lines) else []  # anything else, such as a traceback, stays in one piece
-    inside = [line for line in ranks if "_on_ranks" not in line]
-    outside = [line.split(" waits ")[0] + " waits for the others, outside of your function" for line in ranks]
-    outside = [line for line, report in zip(outside, ranks, strict=True) if report not in inside]
-    return inside + outside
+def _collective(name: str, group: dist.ProcessGroup, *args: Any) -> Call:
+    """At a gather's root one argument is the whole, elsewhere all are a part; else one is the whole everywhere."""
+    sizes = [size for size in map(_nbytes, args) if size] or [0]
+    return Call(name, _members(group), min(sizes) if re.match("gather|scatter", name) else max(sizes))
 
 
-def _close(trial: Trial, item: str, got: Any, want: Tensor, *, hint: str) -> None:
-    """Like trial.close, but a pass is not listed: there are many ranks, and one line for all of them follows."""
-    comparable = isinstance(got, Tensor) and (got.shape, got.dtype) == (want.shape, want.dtype)
-    if not comparable or not torch.allclose(got, want):
-        trial.close(item, got, want, hint=hint)
+def _functional(name: str, *args: Any) -> Call:
+    group = dist.distributed_c10d._resolve_process_group([arg for arg in args if isinstance(arg, str)][-1])
+    size = _nbytes(args) * (group.size() if name.startswith("all_gather") else 1)
+    return Call(name, _members(group), size)
 
 
-def _numbers(rank: int, count: int, salt: int = 0) -> Tensor:
-    """Whole numbers as float32, other ones on every rank: sums of them are exact in any order."""
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_nbytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def _collectives(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.name not in ("send", "recv")]
+
+
+def _shown(calls: Sequence[Call]) -> str:
+    return ", ".join(f"{call.name} of {call.size} bytes" for call in calls) or "none"
+
+
+# ---------------------------------------------------------------- running it
+
+
+class _Notes:
+    """Each rank leaves a note of the case it is in, so that a hang can be told with its case."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.count = 0
+
+    def write(self, case: object) -> None:
+        self.count += 1
+        (self.folder / str(dist.get_rank())).write_text(f"{self.count} {case}")
+
+    def read(self, rank: int) -> tuple[int, str]:
+        """Number and name of the last case that the rank has begun."""
+        path = self.folder / str(rank)
+        number, _, case = (path.read_text() if path.exists() else "0 ").partition(" ")
+        return int(number or 0), case
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a launch came to that failed: the launcher's report, the case, and whether ranks waited in vain."""
+
+    report: str
+    case: str
+    waits: bool
+    untouched: bool  # nothing but the first case's NotImplementedError
+
+
+def _outcome(function: Callable, size: int, answer: Callable, *args: Any) -> list[Any] | _Failure:
+    """Run function(notes, answer, *args) on `size` ranks; what each returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = _Notes(folder)
+        try:
+            return launch(function, size, notes, answer, *args, backend="gloo", timeout=_SECONDS)
+        except LaunchError as error:
+            number, case = notes.read(error.ranks[0])
+            untouched = type(error.error) is NotImplementedError and not error.error.args and number == 1
+            return _Failure(_report(str(error)), case, error.reason in ("hung", "deadlock"), untouched)
+
+
+def _ranks(trial: Trial, function: Callable, size: int, *args: Any, hint: str, see: int) -> Any:
+    """What each rank returned. A rank that fails or hangs fails the item RETURNS; hint and see are for the latter."""
+    found = _outcome(function, size, *args)
+    if not isinstance(found, _Failure):
+        trial.needs(RETURNS, True, expected="", got="")
+        return found
+    if found.untouched:
+        raise NotImplementedError
+    if found.waits:
+        told = {
+            "hint": f"ask of each line who sends what its rank waits for, or receives what it sends; {hint}",
+            "see": see,
+        }
+    else:
+        told = {"hint": "work out by hand what the named line does on that rank, in this case"}
+    got = f"{found.report}\n(case: {found.case})"
+    trial.needs(RETURNS, False, expected=RETURNS, got=got, **told)
+    return None  # reached only where the item is left out
+
+
+def _report(message: str) -> str:
+    """The launcher's report; lines on the answer first, without those on this file."""
+    head, *lines = message.splitlines()
+    lines = [
+        re.sub(r" waits .*_on_ranks,.*", " waits for the others, outside of your function", line)
+        for line in lines
+        if " waits " in line or not re.search(rf"_on_ranks,|{Path(__file__).name}", line)
+    ]
+    return "\n".join([head, *sorted(lines, key=lambda line: line.endswith("outside of your function"))])
+
+
+def _numbers(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32, salt: int = 0) -> Tensor:
+    """Numbers that differ between ranks and that no other dtype holds; float32 and narrower ones are whole, so that
+    their sums are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
-    return torch.randint(-50, 50, (count,), generator=generator).float()
+    whole = torch.randint(-50, 50, tuple(shape), generator=generator)
+    wide = {torch.float64: whole / 7, torch.int64: whole * (2**40 + 1), torch.complex64: whole * (1 + 2j)}
+    return wide.get(dtype, whole % 2 if dtype == torch.bool else whole).to(dtype)
+
+
+def _snapshot(value: Any) -> Any:
+    """The value of now: what arrives later is not in it."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _apart(a: Any, others: Sequence[Tensor]) -> bool:
+    """Whether the tensor `a` has memory that none of the others uses."""
+    if not isinstance(a, Tensor):
+        return False
+    used = {other.untyped_storage().data_ptr() for other in others if other.numel()}
+    return a.untyped_storage().data_ptr() not in used
 
 
 # ---------------------------------------------------------------- 15-08.1
 
-_SHIFTS = (1, -1, 2, 0, 5, -7)
+
+@dataclass(frozen=True)
+class _Shift:
+    """A case of the ring shift: the ranks in the ring (None: the world of five, by default), and what moves."""
+
+    members: tuple[int, ...] | None
+    by: int
+    shape: tuple[int, ...] = (2, 3)
+    dtype: torch.dtype = torch.float32
+    late: bool = False  # the last rank comes late
+    overwrite: bool = False  # the caller overwrites what it passed, as soon as the answer has returned
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        return self.members or tuple(range(5))
+
+    def __str__(self) -> str:
+        where = "the world of five ranks" if self.members is None else f"the group of ranks {self.members}"
+        late = ", the last rank late" * self.late
+        return f"by {self.by} in {where}, {self.dtype} of shape {self.shape}{late}"
+
+    def other(self, rank: int, places: int) -> int:
+        """The rank of the world that many places to the right of `rank`."""
+        return self.ring[(self.ring.index(rank) + places) % len(self.ring)]
 
 
-def _shift_on_ranks(answer: Callable) -> dict[str, Any]:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    part = dist.new_group([1, 2, 3]) if size == 4 else None
-    found: dict[str, Any] = {"world": [], "traffic": [], "part": [], "kept": True, "own memory": True}
-    for by in _SHIFTS:
-        mine = _numbers(rank, 6).view(2, 3)
+_RINGS = (None, (0, 1, 3, 4), (1, 2, 4), (0, 3), (2,))
+_TYPES = (
+    (torch.float64, ()),
+    (torch.int64, (3,)),
+    (torch.bfloat16, (1, 2, 2)),
+    (torch.bool, (2, 1)),
+    (torch.complex64, (1,)),
+    (torch.uint8, (1, 3)),
+)
+
+
+def _shifts() -> list[_Shift]:
+    cases = []
+    for ring in _RINGS:
+        n = len(ring or range(5))
+        cases += [_Shift(ring, by) for by in sorted({0, 1, -1, 2, -2, n, -n, n + 1, -n - 1, 2 * n - 1, 7, -23})]
+    cases += [_Shift(None, 1, shape, dtype) for dtype, shape in _TYPES]
+    cases += [_Shift(None, 5, shape, dtype) for dtype, shape in _TYPES]
+    return [*cases, _Shift(None, 1, late=True), _Shift(None, 1, late=True, overwrite=True)]
+
+
+def _shift_on_ranks(notes: _Notes, answer: Callable, cases: list[_Shift]) -> list[dict[str, Any]]:
+    rank, found, alive = dist.get_rank(), [], []
+    groups = {members: dist.new_group(list(members)) for members in _RINGS if members}
+    for case in cases:
+        if rank not in case.ring:
+            found.append({})
+            continue
+        notes.write(case)
+        mine = _numbers(rank, case.shape, case.dtype)
         before = mine.clone()
-        with _counted() as traffic:
-            got = answer(mine, by)
-        found["world"].append(got)
-        found["traffic"].append(traffic)
-        found["kept"] &= torch.equal(mine, before)
-        found["own memory"] &= isinstance(got, Tensor) and got.data_ptr() != mine.data_ptr()
-    if part is not None and rank in (1, 2, 3):
-        found["part"] = [answer(_numbers(rank, 6).view(2, 3), by, part) for by in (1, -1)]
+        if case.late and rank == case.ring[-1]:
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            got = answer(mine, case.by, groups[case.members]) if case.members else answer(mine, case.by)
+        entry = {"got": _snapshot(got), "kept": torch.equal(mine, before), "calls": calls}
+        entry["new"] = _apart(got, [mine, *alive])
+        found.append(entry)
+        alive.append(got if isinstance(got, Tensor) else mine)
+        if case.overwrite:
+            mine.fill_(77)
     return found
 
 
-@exercise("15-08.1", "Ring shift")
+@exercise("15-08.1", "Ring shift", points=10)
 def ring_shift(trial: Trial, answer: Any) -> None:
     """`answer(tensor, by, group)` returns the tensor from `by` places to the left."""
-    hint = (
-        "start the send and the receive, then wait for both: batch_isend_irecv. "
-        "In a smaller group: rank and size of the group, and group_peer= (or group_dst=, group_src=)"
+    cases = _shifts()
+    found = _ranks(
+        trial, _shift_on_ranks, 5, answer, cases, hint="could it be that all of them wait in the same direction?", see=3
     )
-    found = _ranks(trial, "runs on four ranks", _shift_on_ranks, 4, answer, hint=hint)
-    for i, by in enumerate(_SHIFTS):
-        want = [_numbers((rank - by) % 4, 6).view(2, 3) for rank in range(4)]
-        for rank in range(4):
-            _close(trial, f"by {by}, on rank {rank}", found[rank]["world"][i], want[rank], hint=_shift_hint(by))
-            traffic, to = found[rank]["traffic"][i], [(rank + by) % 4] * bool(by % 4)
-            trial.needs(
-                f"by {by}: rank {rank} sends {'one message' if to else 'nothing'}, and calls no collective",
-                [peer for peer, _ in traffic.sent] == to and not traffic.collectives,
-                expected=f"messages to {to}, no collective",
-                got=f"messages to {[peer for peer, _ in traffic.sent]}, {len(traffic.collectives)} collectives",
-                hint="send straight to (rank + by) % size; nobody needs the other ranks' tensors",
+    entries = [(case, rank, found[rank][i]) for i, case in enumerate(cases) for rank in case.ring]
+    with trial.group(
+        "every rank has the tensor from `by` places to its left", hint="draw the ring, and follow one tensor", see=1
+    ):
+        for case, rank, entry in entries:
+            if not case.overwrite:
+                want = _numbers(case.other(rank, -case.by), case.shape, case.dtype)
+                trial.equal(f"rank {rank}, {case}", entry["got"], want)
+    with trial.group("one message, straight to its rank, none to itself", hint="who needs the tensor?", see=1):
+        for case, rank, entry in entries:
+            to = case.other(rank, case.by)
+            sent = [call.peer for call in entry["calls"] if call.name == "send"]
+            want = [to] if to != rank else []
+            trial.equal(f"ranks that rank {rank} sends to, {case}", sent, want)
+    with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
+        for case, rank, entry in entries:
+            calls = _collectives(entry["calls"])
+            trial.that(f"rank {rank}, {case}", not calls, expected="messages only", got=_shown(calls))
+    with trial.group("the tensor passed in stays as it was", hint="where do you put what arrives?"):
+        for case, rank, entry in entries:
+            trial.that(f"rank {rank}, {case}", entry["kept"], expected="unchanged", got="overwritten")
+    with trial.group("the result is a new tensor", hint="look at what you return when nothing moves", see=4):
+        for case, rank, entry in entries:
+            trial.that(
+                f"rank {rank}, {case}", entry["new"], expected="memory of its own", got="memory of another tensor"
             )
-        trial.passes(f"by {by}: every rank has what it should")
-    trial.that(
-        "the tensor passed in stays as it was",
-        all(f["kept"] for f in found),
-        expected="unchanged",
-        got="overwritten",
-        hint="receive into a new tensor: torch.empty_like(tensor)",
-    )
-    trial.that(
-        "the result is a new tensor",
-        all(f["own memory"] for f in found),
-        expected="memory of its own",
-        got="the tensor that was passed",
-        hint="for by = 0 return tensor.clone()",
-    )
-    for i, by in enumerate((1, -1)):
-        for place in range(3):
-            _close(
-                trial,
-                f"in the group of ranks 1, 2, 3, by {by}, on rank {place + 1}",
-                found[place + 1]["part"][i],
-                _numbers((place - by) % 3 + 1, 6).view(2, 3),
-                hint="take rank and size from the group, and address by group_peer= (or group_dst=, group_src=)",
-            )
-    trial.passes("in the group of ranks 1, 2, 3")
-    alone = _ranks(trial, "runs on one rank", _shift_on_ranks, 1, answer, hint="by % 1 is 0: return a copy")
-    trial.close("on one rank", alone[0]["world"][0], _numbers(0, 6).view(2, 3), hint="a copy of the own tensor")
-
-
-def _shift_hint(by: int) -> str:
-    if by == 0:
-        return "nobody moves: return a copy"
-    if abs(by) > 4:
-        return "once around the ring is no step: (rank + by) % size"
-    return "send to (rank + by) % size, receive from (rank - by) % size, and wait for the receive before you return"
+    with trial.group("the tensor may be overwritten at once", hint="has its message left when you return?", see=3):
+        for case, rank, entry in entries:
+            if case.overwrite:
+                trial.equal(f"rank {rank}, {case}", entry["got"], _numbers(case.other(rank, -case.by), case.shape))
 
 
 # ---------------------------------------------------------------- 15-08.2
 
 
-def _tree_on_ranks(answer: Callable) -> list[dict[str, Any]]:
-    size, rank, found = dist.get_world_size(), dist.get_rank(), []
-    for count in range(1, size + 1):
-        members = list(range(size - count, size))
-        group = dist.new_group(members)
-        if rank in members:
-            mine = _numbers(rank, 5)
-            with _counted() as traffic:
-                said = answer(mine, count // 2, group)
-            found.append({"tensor": mine, "said": said, "traffic": traffic})
-        else:
+@dataclass(frozen=True)
+class _Broadcast:
+    """A case of the broadcast in a group of the last `count` of six ranks (0: the world and rank 0, by default)."""
+
+    count: int
+    src: int = 0
+    shape: tuple[int, ...] = (5,)
+    dtype: torch.dtype = torch.float32
+    late: bool = False  # all but the root come late, and the root overwrites its tensor as soon as it returns
+    late_root: bool = False
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(range(6 - (self.count or 6), 6))
+
+    def __str__(self) -> str:
+        where = f"group of ranks {self.members}, src={self.src}" if self.count else "the world, by default"
+        late = ", all but the root late" * self.late + ", the root late" * self.late_root
+        return f"{where}, {self.dtype} of shape {self.shape}{late}"
+
+
+def _broadcasts() -> list[_Broadcast]:
+    cases = [_Broadcast(0)] + [_Broadcast(n, src) for n in range(1, 7) for src in range(n)]
+    cases += [_Broadcast(3, 1, shape, dtype) for dtype, shape in _TYPES]
+    return [*cases, *(_Broadcast(5, src, late_root=True) for src in (0, 2)), _Broadcast(5, 3, late=True)]
+
+
+def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    groups = {n: dist.new_group(list(_Broadcast(n).members)) for n in range(1, 7)}
+    for case in cases:
+        if rank not in case.members:
             found.append({})
-    mine = _numbers(rank, 5)
-    answer(mine)
-    found.append({"tensor": mine})
+            continue
+        notes.write(case)
+        around = _numbers(rank, (3, *case.shape), case.dtype)
+        mine = around[1]  # in place, so also in a part of another tensor
+        root = case.members[case.src]
+        if (case.late and rank != root) or (case.late_root and rank == root):
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            said = answer(mine, case.src, groups[case.count]) if case.count else answer(mine)
+        found.append({"all": around.clone(), "said": said, "calls": calls})
+        if case.late and rank == root:
+            mine.fill_(77)
     return found
 
 
-def _rounds(sent: list[list[tuple[int, int]]], root: int) -> int:
-    """Rounds that a broadcast takes, from the messages (peer, bytes) that each rank sent, in order."""
+def _rounds(sent: dict[int, list[int]], root: int) -> int:
+    """Rounds that a broadcast takes at least, from the ranks that each rank sent to, in order."""
     arrival, waiting = {root: 0}, [root]
     while waiting:
         rank = waiting.pop()
-        for turn, (peer, _) in enumerate(sent[rank], start=1):
+        for turn, peer in enumerate(sent[rank], start=1):
             if peer not in arrival:
                 arrival[peer] = arrival[rank] + turn
                 waiting.append(peer)
@@ -265,374 +412,394 @@ def _tree_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
     return 0
 
 
-@exercise("15-08.2", "Tree broadcast", stand_in=lambda: _tree_stand_in)
+@exercise("15-08.2", "Tree broadcast", points=15, stand_in=lambda: _tree_stand_in, stand_in_name="dist.broadcast")
 def tree_broadcast(trial: Trial, answer: Any) -> None:
     """`answer(tensor, src, group)` broadcasts in place in ceil(log2 N) rounds and returns the messages sent."""
-    size = 6
+    cases = _broadcasts()
     found = _ranks(
         trial,
-        "runs in groups of 1 to 6 ranks",
         _tree_on_ranks,
-        size,
+        6,
         answer,
-        hint="compare, for one pair, the round in which the one sends with the round in which the other receives; "
-        "to a place that is not below size nothing is sent",
+        cases,
+        hint="compare, for one pair of ranks, the round in which the one sends with that in which the other receives",
+        see=2,
     )
-    for count in range(1, size + 1):
-        first = size - count
-        want = _numbers(first + count // 2, 5)
-        rounds = ceil(log2(count))
-        for rank in range(first, size):
-            entry, place = found[rank][count - 1], rank - first
-            label = f"group of {count}, src {count // 2}: rank {place}"
-            _close(
-                trial,
-                f"{label} has the root's tensor",
-                entry["tensor"],
-                want,
-                hint="place = (rank - src) % size, and back (place + src) % size; all ranks are ranks of the group",
-            )
-            traffic = entry["traffic"]
-            trial.needs(
-                f"{label} uses sends and receives only",
-                not traffic.collectives,
-                expected="no collective",
-                got=f"{len(traffic.collectives)} collective calls",
-                hint="build it from dist.send and dist.recv",
-            )
-            trial.needs(
-                f"{label} sends at most {rounds} messages",
-                len(traffic.sent) <= rounds,
-                expected=f"at most {rounds}",
-                got=f"{len(traffic.sent)}",
-                hint="who has the tensor sends it once a round, and there are ceil(log2 N) rounds",
-            )
-            trial.needs(
-                f"{label} receives once, the root never",
-                len(traffic.received) == int(place != count // 2),
-                expected=str(int(place != count // 2)),
-                got=str(len(traffic.received)),
-                hint="after its round of receiving a rank only sends",
-            )
-            trial.needs(
-                f"{label} returns the messages it sent",
-                type(entry["said"]) is int and entry["said"] == len(traffic.sent),
-                expected=str(len(traffic.sent)),
-                got=repr(entry["said"]),
-                hint="count each send of this rank; return an int",
-            )
-        took = _rounds([found[rank][count - 1]["traffic"].sent for rank in range(first, size)], count // 2)
-        trial.needs(
-            f"group of {count}, src {count // 2}: everybody has it after {rounds} rounds",
-            took <= rounds,
-            expected=f"{rounds} rounds in which every rank sends at most one message",
-            got=f"{took} rounds",
-            hint="in every round all ranks that have the tensor send it on",
-        )
-        trial.passes(f"group of {count}, src {count // 2}: the root's tensor on every rank, in {rounds} rounds")
-    for rank in range(size):
-        _close(
-            trial,
-            f"defaults: rank {rank} has rank 0's tensor",
-            found[rank][-1]["tensor"],
-            _numbers(0, 5),
-            hint="src=0, group=None",
-        )
-    trial.passes("defaults: rank 0's tensor, in the world")
+    entries = [(case, rank, found[rank][i]) for i, case in enumerate(cases) for rank in case.members]
+
+    def held(case: _Broadcast, rank: int, entry: dict[str, Any]) -> None:
+        want = _numbers(rank, (3, *case.shape), case.dtype)
+        want[1] = _numbers(case.members[case.src], (3, *case.shape), case.dtype)[1]
+        trial.equal(f"rank {rank}, {case}, between two tensors that don't take part", entry["all"], want)
+
+    with trial.group("the root's tensor on every rank, in place", hint="which rank is at which place?", see=1):
+        for case, rank, entry in entries:
+            if not case.late:
+                held(case, rank, entry)
+    with trial.group("sends and receives only", hint="which call of yours do all ranks take part in?"):
+        for case, rank, entry in entries:
+            calls = _collectives(entry["calls"])
+            trial.that(f"rank {rank}, {case}", not calls, expected="no collective", got=_shown(calls))
+    peers = [
+        {rank: [c.peer for c in found[rank][i]["calls"] if c.name == "send"] for rank in case.members}
+        for i, case in enumerate(cases)
+    ]
+    with trial.group("in ceil(log2 N) rounds", hint="who could send, and stands idle, in your second round?", see=2):
+        for case, sent in zip(cases, peers, strict=True):
+            took, rounds = _rounds(sent, case.members[case.src]), ceil(log2(len(case.members)))
+            trial.that(f"{case}", took <= rounds, expected=f"at most {rounds} rounds", got=f"{took} rounds: {sent}")
+    with trial.group("every rank receives once, the root never", hint="when is a rank's part in it to receive over?"):
+        for case, rank, entry in entries:
+            received = sum(call.name == "recv" for call in entry["calls"])
+            trial.equal(f"messages to rank {rank}, {case}", received, int(rank != case.members[case.src]))
+    with trial.group("returns the messages it sent", hint="what does this rank do to be counted? Others don't matter"):
+        for (case, rank, entry), sent in ((e, peers[cases.index(e[0])]) for e in entries):
+            trial.equal(f"rank {rank}, {case}", entry["said"], len(sent[rank]))
+    with trial.group("the tensor may be overwritten at once", hint="have its messages left when you return?"):
+        for case, rank, entry in entries:
+            if case.late:
+                held(case, rank, entry)
 
 
 # ---------------------------------------------------------------- 15-08.3
 
 
-def _scatter_on_ranks(answer: Callable) -> dict[str, Any]:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    chunks = [_numbers(rank, 6, salt=c).view(2, 3) for c in range(size)]
-    before = [chunk.clone() for chunk in chunks]
-    with _counted() as traffic:
-        got = answer(chunks)
-    kept = all(torch.equal(a, b) for a, b in zip(chunks, before, strict=True))
-    return {"got": got, "kept": kept, "traffic": traffic}
+@dataclass(frozen=True)
+class _Chunks:
+    """A case of the reduce-scatter."""
+
+    shape: tuple[int, ...] = (2, 3)
+    dtype: torch.dtype = torch.float32
+    late: bool = False  # rank 0 comes late
+
+    def of(self, rank: int, number: int) -> Tensor:
+        return _numbers(rank, self.shape, self.dtype, salt=number)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}{', rank 0 late' * self.late}"
 
 
-@exercise("15-08.3", "Reduce-scatter")
+_CHUNKS = (
+    _Chunks(),
+    _Chunks((), torch.float64),
+    _Chunks((4,), torch.int64),
+    _Chunks((1, 2, 2), torch.bfloat16),
+    _Chunks((3, 1), torch.int32),
+    _Chunks(late=True),
+)
+
+
+def _scatter_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    for case in _CHUNKS:
+        notes.write(f"{size} ranks, {case}")
+        chunks = [case.of(rank, number) for number in range(size)]
+        if case.late and rank == 0:
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            got = answer(list(chunks))
+        kept = all(torch.equal(chunk, case.of(rank, number)) for number, chunk in enumerate(chunks))
+        found.append({"got": _snapshot(got), "kept": kept, "new": _apart(got, chunks), "calls": calls})
+    return found
+
+
+@exercise("15-08.3", "Reduce-scatter", points=20)
 def reduce_scatter(trial: Trial, answer: Any) -> None:
     """`answer(chunks)` returns the sum of everybody's chunks[rank], by a ring of N-1 steps."""
-    for size in (4, 3, 1):
-        found = _ranks(
-            trial,
-            f"runs on {size} rank{'s' * (size > 1)}",
-            _scatter_on_ranks,
-            size,
-            answer,
-            hint="start both directions before waiting for either; one rank sends nothing",
-        )
-        for rank, entry in enumerate(found):
-            want = sum(_numbers(r, 6, salt=rank).view(2, 3) for r in range(size))
-            _close(
-                trial,
-                f"{size} ranks: rank {rank} has the sum of all chunks[{rank}]",
-                entry["got"],
-                want,
-                hint="in step s send the sum of chunk (rank - s - 1), receive that of (rank - s - 2), add yours",
+    entries = []
+    for size in (5, 3, 2, 1):
+        hint = "could it be that all of them wait in the same direction?"
+        found = _ranks(trial, _scatter_on_ranks, size, answer, hint=hint, see=3)
+        entries += [
+            (f"rank {rank} of {size}, {case}", size, rank, case, found[rank][i])
+            for i, case in enumerate(_CHUNKS)
+            for rank in range(size)
+        ]
+
+    with trial.group("rank r has the sum of all chunks[r]", hint="where does the sum that ends here begin?", see=2):
+        for name, size, rank, case, entry in entries:
+            trial.close(name, entry["got"], sum(case.of(other, rank) for other in range(size)).to(case.dtype))
+    with trial.group("the tensors passed in are not changed", hint="into which tensor do you add?"):
+        for name, *_, entry in entries:
+            trial.that(name, entry["kept"], expected="unchanged", got="a chunk was overwritten")
+    with trial.group("the result is a new tensor", hint="look at what you return when there is one rank"):
+        for name, *_, entry in entries:
+            trial.that(name, entry["new"], expected="memory of its own", got="memory of a tensor that was passed")
+    with trial.group("N-1 messages of one tensor to the right neighbour", hint="what must travel, and how far?", see=1):
+        for name, size, rank, case, entry in entries:
+            width = prod(case.shape) * case.dtype.itemsize
+            trial.equal(
+                f"(rank, bytes) of the messages of {name}",
+                [(call.peer, call.size) for call in entry["calls"] if call.name == "send"],
+                [((rank + 1) % size, width)] * (size - 1),
             )
-            trial.needs(
-                f"{size} ranks: rank {rank} leaves its chunks as they were",
-                entry["kept"],
-                expected="unchanged",
-                got="a chunk was overwritten",
-                hint="start from a clone; add out of place, or into the buffer that was received",
-            )
-            traffic = entry["traffic"]
-            right, left = (rank + 1) % size, (rank - 1) % size
-            trial.needs(
-                f"{size} ranks: rank {rank} sends one chunk a step, to the right only",
-                traffic.sent == [(right, 24)] * (size - 1) and traffic.received == [(left, 24)] * (size - 1),
-                expected=f"{size - 1} messages of 24 bytes to rank {right}, as many from rank {left}",
-                got=f"sent (rank, bytes) {traffic.sent}, received {traffic.received}",
-                hint="only the partial sum travels, not all chunks",
-            )
-            trial.needs(
-                f"{size} ranks: no collective",
-                not traffic.collectives,
-                expected="messages only",
-                got=f"{len(traffic.collectives)} collective calls",
-                hint="use P2POp and batch_isend_irecv",
-            )
-        trial.passes(f"on {size} rank{'s' * (size > 1)}: the sums, and {size - 1} messages a rank")
+    with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
+        for name, *_, entry in entries:
+            calls = _collectives(entry["calls"])
+            trial.that(name, not calls, expected="messages only", got=_shown(calls))
 
 
 # ---------------------------------------------------------------- 15-08.4
 
-_MESHES = ((2, 3), (3, 2), (6, 1), (1, 6))
-_ELEMENTS = 36
+
+@dataclass(frozen=True)
+class _Nodes:
+    """A case of the two levels: six ranks in `nodes` nodes, whose ranks follow each other or (striped) alternate."""
+
+    nodes: int
+    striped: bool = False
+    elements: int = 36
+    dtype: torch.dtype = torch.float32
+    late: bool = False  # rank 0 comes late
+
+    @property
+    def local(self) -> int:
+        return 6 // self.nodes
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """The bytes that a rank sends inside and across."""
+        total = self.elements * self.dtype.itemsize
+        return 2 * (self.local - 1) * total // self.local, 2 * (self.nodes - 1) * total // 6
+
+    def __str__(self) -> str:
+        ranks = "alternating" if self.striped else "consecutive"
+        late = ", rank 0 late" * self.late
+        return f"{self.nodes} nodes of {self.local} {ranks} ranks, {self.elements} x {self.dtype}{late}"
 
 
-def _hierarchy_on_ranks(answer: Callable) -> list[dict[str, Any]]:
-    found = []
-    for shape in _MESHES:
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("across", "inside"))
-        mine = _numbers(dist.get_rank(), _ELEMENTS)
-        with _counted() as traffic:
-            said = answer(mine, mesh.get_group("inside"), mesh.get_group("across"))
-        found.append({"tensor": mine, "said": said, "traffic": traffic})
+_NODES = (
+    *(_Nodes(nodes, striped) for nodes, striped in ((2, False), (3, False), (6, False), (1, False), (2, True))),
+    *(_Nodes(3, True, 12, dtype) for dtype in (torch.float64, torch.bfloat16, torch.int64)),
+    _Nodes(2, elements=6, dtype=torch.int32),
+    _Nodes(2, late=True),
+)
+
+
+def _hierarchy_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    for case in _NODES:
+        shape, names = ((case.local, case.nodes), ("in", "out")) if case.striped else ((case.nodes, case.local), "oi")
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(names))
+        inside, across = (mesh.get_group(names.index(n)) for n in (("in", "out") if case.striped else "io"))
+        notes.write(case)
+        around = _numbers(rank, (3 * case.elements,), case.dtype)
+        mine = around[case.elements : -case.elements]  # in place, so also in a part of another tensor
+        if case.late and rank == 0:
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            said = answer(mine, inside, across)
+        groups = [_members(inside), _members(across)]
+        found.append({"all": around.clone(), "said": said, "calls": calls, "groups": groups})
     return found
 
 
-@exercise("15-08.4", "Hierarchical ring all-reduce with byte count")
+@exercise("15-08.4", "Hierarchical ring all-reduce with byte count", points=20)
 def hierarchical_all_reduce(trial: Trial, answer: Any) -> None:
     """`answer(tensor, inside, across)` sums over the world in two levels and returns (bytes inside, bytes across)."""
-    found = _ranks(
-        trial,
-        "runs on six ranks",
-        _hierarchy_on_ranks,
-        6,
-        answer,
-        hint="every rank runs all three phases, each with its own groups",
-    )
-    want = sum(_numbers(rank, _ELEMENTS) for rank in range(6))
-    total = _ELEMENTS * 4
-    for i, (nodes, local) in enumerate(_MESHES):
-        expected = (2 * (local - 1) * total // local, 2 * (nodes - 1) * total // (nodes * local))
-        for rank in range(6):
-            label = f"{nodes} nodes of {local}: rank {rank}"
-            entry = found[rank][i]
-            _close(
-                trial,
-                f"{label} has the sum over all six ranks",
-                entry["tensor"],
-                want,
-                hint="reduce-scatter inside, all-reduce the shard across, all-gather inside, into the tensor passed in",
-            )
-            calls = entry["traffic"].collectives + entry["traffic"].points
-            largest = max((size for group, size in calls if group == nodes and nodes != local), default=0)
-            trial.needs(
-                f"{label} sends only its shard across",
-                largest <= total // local and not any(group == 6 != max(nodes, local) for group, _ in calls),
-                expected=f"calls on the two groups, with at most {total // local} bytes between nodes",
-                got=f"(group size, bytes) {calls}",
-                hint="the all-reduce between nodes takes the shard, not the tensor, and nothing uses the whole world",
-            )
-            said = entry["said"]
-            trial.needs(
-                f"{label} returns the bytes it sent (inside, across)",
-                isinstance(said, tuple) and len(said) == 2 and all(type(b) is int for b in said) and said == expected,
-                expected=f"{expected}, with S = {total}, L = {local}, M = {nodes}",
-                got=repr(said),
-                hint="inside 2(L-1)/L · S; across 2(M-1)/M · S/L; a pair of ints",
-            )
-        trial.passes(f"{nodes} nodes of {local}: the sum, and the bytes {expected}")
+    hint = "does every rank run all three phases, each with its own groups?"
+    found = _ranks(trial, _hierarchy_on_ranks, 6, answer, hint=hint, see=1)
+    entries = [(case, rank, found[rank][i]) for i, case in enumerate(_NODES) for rank in range(6)]
+
+    with trial.group("the sum over the world, in place", hint="who is in the sum after each phase?", see=1):
+        for case, rank, entry in entries:
+            everybody = [_numbers(other, (3 * case.elements,), case.dtype) for other in range(6)]
+            want, part = everybody[rank].clone(), slice(case.elements, -case.elements)
+            want[part] = sum(tensor[part] for tensor in everybody)
+            trial.close(f"rank {rank}, {case}, between two tensors that don't take part", entry["all"], want)
+    with trial.group("nothing else is sent", hint="which ranks must exchange what in each phase?", see=1):
+        for i, case in enumerate(_NODES):
+            calls = [(call, found[rank][i]["groups"]) for rank in range(6) for call in found[rank][i]["calls"]]
+            other = [call for call, groups in calls if call.group not in groups or "barrier" in call.name]
+            trial.that(f"{case}", not other, expected="calls on the two groups, to move data", got=_shown(other[:3]))
+            for level, where in enumerate(("inside", "across")):
+                sent = sum(call.ring_bytes for call, groups in calls if call.group == groups[level]) / 6
+                trial.that(
+                    f"{where}, {case}",
+                    sent <= case.sent[level] + 1e-6,
+                    expected=f"{case.sent[level]} bytes a rank, if rings carry the calls",
+                    got=f"{sent:g} bytes a rank",
+                )
+    with trial.group("returns (bytes inside, bytes across)", hint="count both on paper for 2 nodes of 3", see=2):
+        for case, rank, entry in entries:
+            trial.equal(f"rank {rank}, {case}", entry["said"], case.sent)
 
 
 # ---------------------------------------------------------------- 15-08.5
 
-_BATCHES = (
-    ([(3.0, 0.5), (5.0, 0.25), (1.0, 1.0)], [(2.0, 2.0)], []),
-    ([], [], []),
-    ([], [(4.0, 0.5)], [(2.0**25 + 1, 1.5), (1.0, 0.0)]),
-)
+_Batches = list[list[tuple[float, float]]]  # for each rank
+_BIG = 2.0**25 + 1  # not a float32
 
 
-def _evaluate_on_ranks(answer: Callable) -> list[tuple[Any, int, int]]:
-    found = []
-    for case in _BATCHES:
-        with _counted() as traffic:
-            said = answer(list(case[dist.get_rank()]))
-        found.append((said, len(traffic.collectives), len(traffic.sent) + len(traffic.received)))
-        dist.barrier()
+def _evaluations(size: int) -> dict[str, _Batches]:
+    rng = random.Random(size)
+
+    def draw(lengths: Sequence[int]) -> _Batches:
+        return [[(float(rng.randrange(64)), rng.randrange(64) / 8) for _ in range(n)] for n in lengths]
+
+    lengths = [(2,) * size, (0,) * (size - 1) + (3,), (1,) + (0,) * (size - 1)]
+    lengths += [(*(rng.randrange(4) for _ in range(size - 1)), 1) for _ in range(4)]
+    cases = {f"{n} batches": draw(n) for n in lengths}
+    cases["no batch"] = [[] for _ in range(size)]
+    cases["large numbers"] = [[(_BIG, 2 * _BIG), (1.0, 0.0)]] * size
+    cases["fractions"] = [[(0.1 + rank, 1 / 3)] for rank in range(size)]
+    return cases | {"rank 0 late": draw((1,) * size)}
+
+
+def _evaluate_on_ranks(notes: _Notes, answer: Callable, cases: dict[str, _Batches]) -> list[tuple[Any, list[Call]]]:
+    rank, found = dist.get_rank(), []
+    for name, batches in cases.items():
+        notes.write(name)
+        if name == "rank 0 late" and rank == 0:
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            found.append((answer(list(batches[rank])), calls))
     return found
 
 
-@exercise("15-08.5", "Find the deadlock")
+@exercise("15-08.5", "Find the deadlock", points=15)
 def evaluate(trial: Trial, answer: Any) -> None:
     """`answer(batches)` returns the mean over the batches of all ranks, with the same collectives on every rank."""
-    found = _ranks(
-        trial,
-        "runs on three ranks with different numbers of batches",
-        _evaluate_on_ranks,
-        3,
-        answer,
-        hint="no collective inside a loop whose length differs, none under a condition that differs",
-    )
-    for i, case in enumerate(_BATCHES):
-        pairs = [pair for rank in case for pair in rank]
-        want = tuple(sum(p[j] for p in pairs) / len(pairs) if pairs else 0.0 for j in (0, 1))
-        for rank in range(3):
-            said, collectives, messages = found[rank][i]
-            label = f"{[len(batches) for batches in case]} batches: rank {rank}"
-            trial.needs(
-                f"{label} has the mean over all batches",
-                isinstance(said, tuple | list) and all(type(v) is float for v in said) and tuple(said) == want,
-                expected=repr(want),
-                got=repr(said),
-                hint="sum of all ranks over count of all ranks, a pair of floats; float64 keeps large counts exact"
-                if pairs
-                else "with no batch anywhere the count is 0: don't divide by it",
-            )
-            trial.needs(
-                f"{label} calls at most two collectives",
-                collectives <= 2 and messages == 0,
-                expected="at most 2",
-                got=f"{collectives} collectives, {messages} messages",
-                hint="one tensor of three numbers needs one",
-            )
-        trial.passes(f"{[len(batches) for batches in case]} batches: the mean on every rank")
+    entries = []
+    for size in (3, 1, 2, 5):
+        cases = _evaluations(size)
+        hint = "does every rank come to each collective, and as often?"
+        found = _ranks(trial, _evaluate_on_ranks, size, answer, cases, hint=hint, see=1)
+        for i, (name, batches) in enumerate(cases.items()):
+            pairs = [pair for batch in batches for pair in batch]
+            want = tuple(fsum(p[j] for p in pairs) / len(pairs) if pairs else 0.0 for j in (0, 1))
+            entries += [(name, f"rank {rank} of {size}, {name}", want, *found[rank][i]) for rank in range(size)]
+    numeric = ("large numbers", "fractions")
+    with trial.group("a tuple of two floats", hint="what does your return statement make?"):
+        for _, where, _, said, _ in entries:
+            right = isinstance(said, tuple) and len(said) == 2 and all(isinstance(value, float) for value in said)
+            trial.that(where, right, expected="a tuple of two floats", got=repr(said))
+    with trial.group("the mean over all batches of all ranks", hint="a mean of means is another number", see=3):
+        for name, where, want, said, _ in entries:
+            if name not in (*numeric, "no batch"):
+                trial.close(where, tuple(said), want)
+    with trial.group("(0.0, 0.0) if no rank has a batch", hint="what do you divide by then?"):
+        for name, where, want, said, _ in entries:
+            if name == "no batch":
+                trial.close(where, tuple(said), want)
+    with trial.group("added in float64", hint="follow the dtype from the batches to the result"):
+        for name, where, want, said, _ in entries:
+            if name in numeric:
+                trial.close(where, tuple(said), want)
+    with trial.group("at most two collectives, and nothing else", hint="how many numbers must travel?", see=3):
+        for _, where, _, _, calls in entries:
+            right = len(calls) <= 2 and len(_collectives(calls)) == len(calls)
+            trial.that(where, right, expected="at most 2 collectives", got=_shown(calls))
 
 
 # ---------------------------------------------------------------- 15-08.6
 
-_SHAPES = ((10, 10), (3,), None, (7, 2), (4, 4), (1,), (20, 3), (5,))
+
+@dataclass(frozen=True)
+class _Grads:
+    """A case of the averaging: shapes of the gradients, None where there is none."""
+
+    shapes: tuple[tuple[int, ...] | None, ...]
+    limit: int
+    dtype: torch.dtype = torch.float32
+    late: bool = False  # rank 0 comes late
+
+    def grad(self, rank: int, number: int, size: int) -> Tensor | None:
+        """Multiples of `size`: their mean is exact. The memory layout differs from rank to rank."""
+        shape = self.shapes[number]
+        if shape is None:
+            return None
+        grad = size * _numbers(rank, shape, self.dtype, salt=number).fmod(8)
+        if len(shape) == 4 and rank % 2:
+            return grad.contiguous(memory_format=torch.channels_last)
+        return grad.t().contiguous().t() if len(shape) == 2 and rank % 2 == 0 else grad
+
+    def mean(self, number: int, size: int) -> Tensor | None:
+        return None if self.shapes[number] is None else sum(self.grad(r, number, size) for r in range(size)) / size
+
+    @property
+    def buckets(self) -> list[int]:
+        """Bytes of the buckets that the task asks for."""
+        found: list[int] = []
+        for shape in self.shapes:
+            if shape is not None:
+                size = self.dtype.itemsize * prod(shape)
+                if found and found[-1] + size <= self.limit:
+                    found[-1] += size
+                else:
+                    found.append(size)
+        return found
+
+    def __str__(self) -> str:
+        return f"bucket_bytes {self.limit}, {self.dtype} of shapes {self.shapes}{', rank 0 late' * self.late}"
 
 
-def _parameters(rank: int, with_gradients: bool = True) -> list[torch.nn.Parameter]:
-    parameters = []
-    for i, shape in enumerate(_SHAPES):
-        p = torch.nn.Parameter(torch.zeros(shape or (9, 9)))
-        if shape is not None and with_gradients:
-            p.grad = (
-                _numbers(rank, p.numel(), salt=i).view(*reversed(shape)).t() if i == 3 else _gradient(rank, i, shape)
-            )
-        parameters.append(p)
-    return parameters
+_SHAPES = ((10, 10), (3,), None, (7, 2), (2, 3, 2, 2), (1,), (), (20, 3), (5,))
 
 
-def _gradient(rank: int, i: int, shape: tuple[int, ...]) -> Tensor:
-    return _numbers(rank, torch.Size(shape).numel(), salt=i).view(shape)
+def _averages() -> list[_Grads]:
+    cases = [_Grads(_SHAPES, limit) for limit in (10**6, 1, 399, 400, 411, 412)]
+    cases += [_Grads(_SHAPES, 900, dtype) for dtype in (torch.float64, torch.bfloat16)]
+    cases += [_Grads((), 100), _Grads((None, None), 100), _Grads((None, (2, 3)), 24), _Grads(((4,), None), 15)]
+    rng = random.Random(8)
+    for _ in range(8):
+        sizes = [(rng.randrange(1, 12),) if rng.random() < 0.85 else None for _ in range(rng.randrange(1, 9))]
+        cases.append(_Grads(tuple(sizes), 4 * rng.randrange(1, 30)))
+    return [*cases, _Grads(_SHAPES, 200, late=True)]
 
 
-def _average_on_ranks(answer: Callable) -> list[dict[str, Any]]:
-    found = []
-    for limit in _LIMITS:
-        parameters = _parameters(dist.get_rank())
+def _average_on_ranks(notes: _Notes, answer: Callable, cases: list[_Grads]) -> list[dict[str, Any]]:
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    for case in cases:
+        notes.write(f"{size} ranks, {case}")
+        parameters = []
+        for number, shape in enumerate(case.shapes):
+            parameters.append(torch.nn.Parameter(torch.zeros((2,) if shape is None else shape, dtype=case.dtype)))
+            parameters[-1].grad = case.grad(rank, number, size)
         held = [p.grad for p in parameters]
-        with _counted() as traffic:
-            said = answer(iter(parameters), limit)
-        found.append(
-            {
-                "grads": [p.grad for p in parameters],
-                "held": [None if g is None else g.clone() for g in held],
-                "same": all(p.grad is g for p, g in zip(parameters, held, strict=True)),
-                "said": said,
-                "bytes": [size for _, size in traffic.collectives],
-            }
-        )
-    with _counted() as traffic:
-        said = answer(iter(_parameters(0, with_gradients=False)), 100)
-    found.append({"said": said, "bytes": [size for _, size in traffic.collectives]})
+        if case.late and rank == 0:
+            time.sleep(_LATE)
+        with _recorded() as calls:
+            said = answer(iter(parameters), case.limit)
+        same = all(h is None or p.grad is h for p, h in zip(parameters, held, strict=True))
+        grads = [_snapshot(p.grad) for p in parameters]
+        found.append({"grads": grads, "same": same, "said": said, "calls": calls})
     return found
 
 
-_LIMITS = (10**6, 128, 1, 400, 468)  # 468: a bucket that is full to the byte
-
-
-def _greedy(limit: int) -> list[int]:
-    """Bytes of the buckets that the task asks for."""
-    buckets: list[int] = []
-    for shape in _SHAPES:
-        if shape is not None:
-            size = 4 * torch.Size(shape).numel()
-            if buckets and buckets[-1] + size <= limit:
-                buckets[-1] += size
-            else:
-                buckets.append(size)
-    return buckets
-
-
-@exercise("15-08.6", "Bucketed averaging")
+@exercise("15-08.6", "Bucketed averaging", points=20)
 def average_gradients(trial: Trial, answer: Any) -> None:
     """`answer(parameters, bucket_bytes)` averages gradients in buckets and returns how many there were."""
-    size = 3
-    hint = "skip parameters whose grad is None; `parameters` may be an iterator, so go through it once"
-    found = _ranks(trial, "runs on three ranks", _average_on_ranks, size, answer, hint=hint)
-    want = [
-        None if p.grad is None else sum(_parameters(rank)[i].grad for rank in range(size)) / size
-        for i, p in enumerate(_parameters(0))
-    ]
-    for case, limit in enumerate(_LIMITS):
-        for rank in range(size):
-            entry = found[rank][case]
-            label = f"bucket_bytes {limit}, rank {rank}"
-            trial.needs(
-                f"{label}: grad None stays None",
-                all((g is None) == (w is None) for g, w in zip(entry["grads"], want, strict=True)),
-                expected="None where it was None",
-                got=str([None if g is None else tuple(g.shape) for g in entry["grads"]]),
-                hint="skip what has no gradient",
-            )
-            for i, mean in enumerate(want):
+    entries = []
+    for size in (3, 1, 2, 5):
+        cases = _averages()[:: 1 if size == 3 else 4]
+        hint = "do all ranks make the same buckets, whatever the layout of their gradients?"
+        found = _ranks(trial, _average_on_ranks, size, answer, cases, hint=hint, see=1)
+        for i, case in enumerate(cases):
+            means = [case.mean(number, size) for number in range(len(case.shapes))]
+            entries += [(f"rank {rank} of {size}, {case}", means, case, found[rank][i]) for rank in range(size)]
+    with trial.group("every gradient is the mean over the ranks", hint="which piece goes to which parameter?", see=2):
+        for name, means, _, entry in entries:
+            for number, mean in enumerate(means):
                 if mean is not None:
-                    _close(
-                        trial,
-                        f"{label}: gradient {i} is the mean over the ranks",
-                        entry["grads"][i],
-                        mean,
-                        hint="sum, divide by the world size, and copy each piece back to its own parameter",
-                    )
-            trial.needs(
-                f"{label}: p.grad is the tensor it was",
-                entry["same"],
-                expected="the same object, changed in place",
-                got="another tensor",
-                hint="p.grad.copy_(...), not p.grad = ...",
+                    trial.close(f"gradient {number}, {name}", entry["grads"][number], mean)
+    with trial.group("None stays None", hint="which parameters do you leave out?"):
+        for name, means, _, entry in entries:
+            want = [mean is None for mean in means]
+            trial.equal(f"is None, {name}", [grad is None for grad in entry["grads"]], want)
+    with trial.group("p.grad is the tensor it was", hint="somebody else may hold p.grad", see=3):
+        for name, _, _, entry in entries:
+            trial.that(name, entry["same"], expected="the same object, changed in place", got="another tensor")
+    with trial.group("one all_reduce for each bucket", hint="fill the buckets on paper for these shapes", see=1):
+        for name, _, case, entry in entries:
+            calls = entry["calls"]
+            trial.that(
+                name,
+                all(re.match("all_?reduce", call.name) for call in calls),
+                expected="calls of all_reduce",
+                got=_shown(calls),
             )
-            trial.needs(
-                f"{label}: one all_reduce for each bucket",
-                entry["bytes"] == _greedy(limit),
-                expected=f"buckets of {_greedy(limit)} bytes",
-                got=f"collectives of {entry['bytes']} bytes",
-                hint="fill in the order given as long as the sum stays at or below the limit; a larger one goes alone",
-            )
-            trial.needs(
-                f"{label}: returns the number of buckets",
-                entry["said"] == len(entry["bytes"]),
-                expected=str(len(entry["bytes"])),
-                got=repr(entry["said"]),
-                hint="return len(buckets)",
-            )
-        trial.passes(f"bucket_bytes {limit}: the mean, in {len(_greedy(limit))} buckets")
-    trial.that(
-        "no gradient at all: no bucket, no message",
-        found[0][-1] == {"said": 0, "bytes": []},
-        expected="0, and no all_reduce",
-        got=f"{found[0][-1]['said']!r} with {len(found[0][-1]['bytes'])} collectives",
-        hint="don't send an empty bucket",
-    )
+            trial.equal(f"bytes of the buckets, sorted, {name}", sorted(c.size for c in calls), sorted(case.buckets))
+    with trial.group("returns the number of buckets", hint="what do you count?"):
+        for name, _, case, entry in entries:
+            trial.equal(name, entry["said"], len(case.buckets))
