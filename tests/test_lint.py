@@ -772,7 +772,7 @@ def test_draft_is_relaxed(tmp_path):
 
 
 def test_a_first_edition_may_be_long(tmp_path):
-    long = ("76 code cells", "middle cell of 13 lines", "four definitions in a row")
+    long = ("76 code cells", "middle cell of 13 lines", "four definitions in a row", "too many words")
     for name in long:
         document = notebook(LOSSES)
         DAMAGE[name][0](document)
