@@ -79,6 +79,8 @@ def {name}(trial: Trial, answer) -> None:
 TEST_FILE = '''\
 """The checks of {number} accept right answers, however written, and reject what a student might really write."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from check_protocol import CheckProtocol
@@ -96,11 +98,11 @@ ANSWERS, STUBS = answers("{number}"), answers("{number}", edit=student_source)
 class TestChecks(CheckProtocol):
     TOPIC = "{number}"
     ANSWERS, STUBS = ANSWERS, STUBS
-    CHECKS = {{}}
-    RIGHT = {{}}
-    WRONG = {{}}
-    PROMISES = {{}}
-    CONTEXT = {{}}
+    CHECKS: ClassVar = {{}}
+    RIGHT: ClassVar = {{}}
+    WRONG: ClassVar = {{}}
+    PROMISES: ClassVar = {{}}
+    CONTEXT: ClassVar = {{}}
 '''
 
 TEST = '''\

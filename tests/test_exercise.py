@@ -189,8 +189,13 @@ DAMAGE = {
     "a check of this name": (0, "def half(", "def twice(", "has a twice already"),
     "tests that are no Python": (1, "import torch", "import (torch", "is not valid Python: line"),
     "an answer of this name": (1, "half_gone_wrong(x", "twice_gone_wrong(x", "has a twice_gone_wrong already"),
-    "tests without a table": (1, "PROMISES = {", "PROMISED = {", "must have one dictionary PROMISES"),
-    "a table given twice": (1, "PROMISES = {", "PROMISES = {}\n    PROMISES = {", "must have one dictionary PROMISES"),
+    "tests without a table": (1, "PROMISES: ClassVar = {", "PROMISED = {", "must have one dictionary PROMISES"),
+    "a table given twice": (
+        1,
+        "PROMISES: ClassVar = {",
+        "PROMISES = {}\n    PROMISES = {",
+        "must have one dictionary PROMISES",
+    ),
     "tests without the protocol": (1, "(CheckProtocol)", "", "has no class with CheckProtocol"),
 }
 

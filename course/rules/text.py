@@ -18,7 +18,7 @@ _MACHINE_PATH = re.compile(
 _LINK = re.compile(r"\[([^\]]*)\]\(<?([^)\s>]+)>?[^)]*\)")
 
 
-@rule("words", not_for=("draft",))
+@rule("words", not_for=("draft", "first edition"))
 def words(page: Page) -> Iterator[Complaint]:
     count = sum(len(re.findall(r"\w[\w'’-]*", prose_of(cell.source, code=" code "))) for cell in page.markdown)
     if not MIN_WORDS <= count <= MAX_WORDS:
