@@ -618,7 +618,7 @@ class EvalWhileRecording(PlainRecorder):
 class SharedStore(PlainRecorder):
     """One list of handles for all recorders."""
 
-    every: list = []  # noqa: RUF012
+    every: list = []
 
     def __init__(self, model, names, to_cpu=True):
         super().__init__(model, names, to_cpu)
