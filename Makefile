@@ -1,9 +1,11 @@
 # Every line calls `python -m course …`, so nothing here is needed where there is no make.
 # Options go in ARGS:  make run ARGS="15-01 --save"     another Python:  make run PYTHON=python3.12
+# Two targets do more than the command alone: `make data` fetches all (--fetch all), `make lint` runs ruff too (--ruff),
+# as CI and pre-commit do.
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint record clean
+.PHONY: help setup run test lab workbook data lint mutate clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -29,8 +31,8 @@ data:
 lint:
 	@$(PYTHON) -m course lint --ruff $(ARGS)
 
-record:
-	@$(PYTHON) -m course record $(ARGS)
+mutate:
+	@$(PYTHON) -m course mutate $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

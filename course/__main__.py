@@ -20,8 +20,8 @@ COMMANDS = {
     "data": ("say which data sets are here; fetch the full ones", True),
     "lint": ("hold the notebooks against the syllabus and their templates", True),
     "mutate": ("change the answers in small ways and see which changes the checks accept", True),
-    "record": ("record what 15-07 shows of a GPU; needs a machine with one", True),
     "new": ("make a new notebook from a template", True),
+    "exercise": ("add an exercise to a notebook: its cells, and the stubs of its check and their tests", True),
     "clean": ("remove executed/ and caches; --all also the environment", False),
     "help": ("show this list, or with a command's name its options", False),
 }

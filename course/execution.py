@@ -38,6 +38,7 @@ INTERRUPT_LIMIT = 5  # seconds to wait for the traceback of an interrupted cell
 END_LIMIT = 10  # seconds for a kernel to end in order before it is killed
 OUTPUT_LIMIT = 5_000_000  # characters of output that are kept of one cell (a figure has about 100,000)
 SAMPLE_SECONDS = 0.2
+REHEARSAL = {"COURSE_DEVICE": "pretended"}  # what makes shared.get_device pretend an accelerator
 TOKEN = "COURSE_KERNEL"  # environment variable by which everything that a kernel started is recognised
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -138,6 +139,7 @@ async def execute(
     *,
     timeout: float = 300,
     env: dict[str, str] | None = None,
+    rehearse: bool = False,
     kernel: list[str] | None = None,
 ) -> None:
     """Run all code cells in place, until one fails.
@@ -148,17 +150,21 @@ async def execute(
         progress: is filled in while it runs; `progress.failure` says at the end whether and why it failed.
         timeout: seconds for one cell.
         env: environment variables on top of the present ones.
+        rehearse: pretend an accelerator (shared/pretended.py), so that a tensor on the wrong device fails its cell. A
+            notebook that never calls get_device fails, too: nothing was rehearsed. Ranks that it launches are
+            processes of their own and see the CPU.
         kernel: the command that starts a kernel, for tests; default: this Python's ipykernel.
 
     Cancelling the task ends the kernel and its children first.
     """
+    env = {**(env or {}), **(REHEARSAL if rehearse else {})}
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in code_cells:
         cell.outputs, cell.execution_count = [], None
     progress.cells, progress.started = len(code_cells), time.monotonic()
     number = {id(cell): index for index, cell in enumerate(code_cells, start=1)}
     with tempfile.TemporaryDirectory(prefix="course-kernel-", ignore_cleanup_errors=True) as scratch:
-        running = _Kernel(notebook, folder, Path(scratch), progress, timeout, env or {}, kernel)
+        running = _Kernel(notebook, folder, Path(scratch), progress, timeout, env, kernel)
         cell, index, finished = None, 0, False
         try:
             await running.start()
@@ -183,6 +189,8 @@ async def execute(
             if running.client.cut_cell is not None:
                 progress.cut = notebook.cells[running.client.cut_cell].get("id", "")
             progress.device = _device(notebook)
+            if rehearse and finished and "pretended" not in progress.device:
+                progress.failure = Failure("nothing was rehearsed: no cell shows a device of get_device()")
 
 
 class _NoKernel(Exception):
@@ -427,7 +435,7 @@ def _device(notebook: NotebookNode) -> str:
             continue
         for output in cell.outputs:
             text = output.get("text") or output.get("data", {}).get("text/plain", "")
-            found = re.search(r"^\W*device\b\W*\s(\S+)", plain(text), re.MULTILINE | re.IGNORECASE)
+            found = re.search(r"^\W*device\b\W*\s(\S+( \(pretended\))?)", plain(text), re.MULTILINE | re.IGNORECASE)
             if found:
                 return found[1]
     return ""

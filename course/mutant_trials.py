@@ -11,10 +11,13 @@ statements that define a name which the answer, the check's argument or another 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
+import math
 import multiprocessing as mp
 import os
+import signal
 import symtable
 import sys
 import tempfile
@@ -146,6 +149,7 @@ def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
     return [*needed_for({check.removeprefix(CHECK + ".")}, statements), *map(_module, others)]
 
 
+@functools.cache
 def _module(name: str) -> ast.Module:
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -167,6 +171,7 @@ def needed_for(names: set[str], statements: list[ast.stmt]) -> list[ast.stmt]:
     return [statements[index] for index in sorted(chosen)]
 
 
+@functools.lru_cache(4096)
 def _bound(statement: ast.stmt) -> set[str]:
     """Names that a statement of a module binds; `Arena.free = …` and `table["a"] = …` belong to what they change."""
     table = symtable.symtable(ast.unparse(statement), "lesson", "exec")
@@ -215,13 +220,16 @@ def _is_docstring(node: object) -> bool:
 
 def prepare(chosen: Iterable[Target]) -> None:
     """Let the processes that follow start with the imports of these exercises done; no effect where they can't fork."""
-    modules = {"course.mutant_trials", "shared.checks.feedback"}
+    # the optimizers import torch._dynamo at first use, which takes 2 s
+    modules = {"course.mutant_trials", "shared.checks.feedback", "torch._dynamo"}
     for target in chosen:
         for node in ast.parse(target.before).body:
             if isinstance(node, ast.Import):
                 modules |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    # a topic's checks are what is being worked on: should they fail, each process says so and the server lives
+    modules = {name for name in modules if not name.startswith("shared.checks.topic")}
     if sys.platform == "linux":
         mp.get_context("forkserver").set_forkserver_preload(sorted(modules))
 
@@ -236,10 +244,14 @@ def try_answer(target: Target, answer: str, limit: float = 600) -> Outcome:
     context = mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
-        process = context.Process(target=_judge, args=(target, answer, folder, theirs))
-        with _STARTING:
-            process.start()
-            theirs.close()
+        process = context.Process(target=_judge, args=(target, answer, folder, limit, theirs))
+        try:
+            with _STARTING:
+                process.start()
+        except (EOFError, OSError) as error:
+            message = f"no process can be started ({type(error).__name__}: {error}); does an import of its setup fail?"
+            raise TargetError(f"cell '{target.cell}': {message}") from None
+        theirs.close()
         start = time.monotonic()
         try:
             said = _hear(ours, _START_SECONDS)
@@ -280,9 +292,9 @@ def _end(process: mp.process.BaseProcess) -> None:
     process.close()
 
 
-def _judge(target: Target, answer: str, folder: str, link: Connection) -> None:
+def _judge(target: Target, answer: str, folder: str, limit: float, link: Connection) -> None:
     """In the new process: run what comes before, then the answer, then the check, and say how it went."""
-    _confine(folder)
+    _confine(folder, _START_SECONDS + limit)
     namespace = {"__name__": "__main__"}  # so that cloudpickle sends what is defined here to ranks by value
     try:
         exec(compile(target.before, "lesson", "exec"), namespace)
@@ -299,8 +311,10 @@ def _judge(target: Target, answer: str, folder: str, link: Connection) -> None:
     os._exit(0)  # a thread that the answer has left must not hold the process
 
 
-def _confine(folder: str) -> None:
-    """What an answer prints goes nowhere, what it writes into a folder that is removed; memory has a limit."""
+def _confine(folder: str, seconds: float) -> None:
+    """What an answer prints goes nowhere, what it writes into a folder that is removed; memory and time are limited."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(math.ceil(seconds))  # for the case that nobody is left who would end this process
     os.chdir(folder)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -311,6 +325,7 @@ def _confine(folder: str) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     except (ImportError, ValueError, OSError):
         pass  # Windows, or a lower limit is set already
+    os.environ |= {"COURSE_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # the same verdict on every machine
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     import torch
 

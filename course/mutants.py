@@ -321,20 +321,16 @@ def _use(parent: ast.AST, field: str, index: int) -> str:
 # ---------------------------------------------------------------- comparing
 
 
-def _code(source: str) -> tuple:
-    """What a cell compiles to, without its positions: equal for two cells only if they do the same."""
+def _code(source: str) -> types.CodeType:
+    """What a cell compiles to, as if it stood on one line: equal for two cells only if they do the same."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `1 is not x` and the like
-        return _essence(compile(source, "answer", "exec"))
-
-
-def _essence(code: types.CodeType) -> tuple:
-    constants = tuple(
-        _essence(c) if isinstance(c, types.CodeType) else (type(c).__name__, repr(c)) for c in code.co_consts
-    )
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return (code.co_name, code.co_code, code.co_exceptiontable, constants, names, arguments)
+        return compile(tree, "answer", "exec")
 
 
 def _difference(before: str, after: str) -> str:

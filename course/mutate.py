@@ -24,6 +24,7 @@ from rich.table import Table
 
 from course import syllabus
 from course.environment import ROOT
+from course.files import write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
 from course.mutants import Mutant, mutants
 from course.selection import Selected, SelectionError, select
@@ -51,6 +52,7 @@ class Record:
         digest: of everything that decides the outcome.
         mutants, caught: how many there are, and how many the check rejects.
         seconds: how long that took.
+        timed_out: how many of the caught had not ended in time.
         survivors: the others.
     """
 
@@ -58,6 +60,7 @@ class Record:
     mutants: int
     caught: int
     seconds: int
+    timed_out: int = 0
     survivors: list[Survivor] = field(default_factory=list)
 
     @property
@@ -168,7 +171,7 @@ def _mutate_topic(
                 table.add_row(name, target.cell, *[""] * 5, "can't be tried")
                 console.print(f"{name}: {error}", style="red", markup=False, soft_wrap=True)
                 continue
-            if earlier is not None and _keep_reasons(record, earlier) and earlier.digest != target.digest:
+            if earlier is not None and keep_reasons(record, earlier) and earlier.digest != target.digest:
                 note = "changed: do its reasons still hold?"
             kept[target.cell] = record
             save(label, {target.cell: kept[target.cell] for target in exercises if target.cell in kept})
@@ -180,7 +183,7 @@ def _mutate_topic(
         score = f"{math.floor(100 * record.score)} %"  # 100 only for all
         counts = (record.mutants, record.caught, explained, score, record.seconds)
         table.add_row(name, target.cell, *map(str, counts), note)
-    if failed:
+    if any(kept[target.cell].unexplained for target in wanted if target.cell in kept):
         console.print(f"Make the check stricter, or write a reason into {kept_file(label)}.", soft_wrap=True)
     return failed
 
@@ -212,12 +215,13 @@ def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutan
         digest=target.digest,
         mutants=len(changed),
         caught=len(changed) - len(survivors),
+        timed_out=sum(outcome.status == "timed out" for outcome in outcomes),
         seconds=round(time.monotonic() - start),
         survivors=survivors,
     )
 
 
-def _keep_reasons(record: Record, earlier: Record) -> int:
+def keep_reasons(record: Record, earlier: Record) -> int:
     """Give survivors the reasons that the same changes had; returns how many got one."""
     left = [survivor for survivor in earlier.survivors if survivor.reason.strip()]
     for same_line in (True, False):
@@ -265,4 +269,4 @@ def save(label: str, records: dict[str, Record]) -> None:
     path = kept_file(label)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {cell: asdict(record) for cell, record in records.items()}
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")

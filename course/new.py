@@ -1,8 +1,9 @@
 """`python -m course new 15-11 "Title" --template algorithm`: make a notebook from a template.
 
 The notebook gets the texts of its row in syllabus.toml; a topic without one gets a row, appended to the file, with the
-status "draft" and TODO where no option gave a text. The notebook is executed, so that `lint` passes right after. A
-number whose row is there already needs no title and no template. No file is ever overwritten.
+status "draft" and TODO where no option gave a text. The notebook is executed, so that a template that no longer runs is
+noticed before anything is written. A number whose row is there already needs no title and no template. No file is ever
+overwritten.
 """
 
 from __future__ import annotations
@@ -10,25 +11,23 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course import lint
+from course.environment import ROOT
+from course.files import write_whole
 from course.rules import lint_document
-from course.syllabus import ROOT, SYLLABUS_FILE, Syllabus, SyllabusError, Topic, load, parse
+from course.syllabus import SYLLABUS_FILE, Syllabus, SyllabusError, Topic, load, parse
 
 TEMPLATE_OF = {"algorithm": "TEMPLATE_ALGORITHM.ipynb", "capstone": "TEMPLATE_CAPSTONE.ipynb"}
 CATEGORY_OF = {"algorithm": "A — Algorithm", "capstone": "E — Capstone/Integration"}
 LOADER_OF = {"FashionMNIST": "load_fashion_mnist", "CIFAR-10": "load_cifar10"}
 
 CELL_SECONDS = 120
-KERNEL_START_SECONDS = 120
 BUDGET_SECONDS = 60
 
 
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key-content", help="what it covers, in one line")
     parser.add_argument("--owns", help="the concept that it teaches and no other topic does")
     parser.add_argument("--description", help="what students do and understand, in one paragraph")
-    parser.add_argument("--no-run", action="store_true", help="do not execute it; lint will then ask for its outputs")
+    parser.add_argument("--no-run", action="store_true", help="do not execute it, so that it has no outputs yet")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,8 +82,14 @@ def main(args: argparse.Namespace) -> int:
         print(f"new: {error}", file=sys.stderr)
         return 1
     print(f"made {topic.path}")
-    print('Its row in syllabus.toml says status = "draft": fill in the row, write the notebook, then remove that line.')
-    print(f"Its checks go to shared/checks/topic_{topic.number.replace('-', '_')}.py, with tests of wrong answers.")
+    open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
+    if open_keys:
+        print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
+    print("CONTRIBUTING.md says what a notebook should be. An exercise for this one:")
+    print(f'  python -m course exercise {topic.number} SLUG "Title"')
+    print(
+        'While its row says status = "draft", what is unfinished is no finding and no failure; remove that in the end.'
+    )
     return 0
 
 
@@ -108,19 +113,17 @@ def create(
         print(f"executing {topic.file} …", flush=True)
         document = execute(document, syllabus_file.parent)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    findings = [
-        finding
-        for finding in lint_document(document, topic.path, len(text), topic, syllabus.module)
-        if run or finding.rule != "executed"
-    ]
+    findings = lint_document(document, topic.path, len(text), topic, syllabus.module)
     if findings:
         raise NewError("the notebook would not pass lint:\n" + "\n".join(f"  {finding}" for finding in findings))
 
-    # "x": fails when somebody else made the file in the meantime
-    with topic.path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
     try:
-        _replace_file(syllabus_file, after.encode("utf-8"))
+        with topic.path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:  # somebody made it in the meantime
+        raise NewError(f"{topic.path} is there already; it was not changed") from None
+    try:
+        write_whole(syllabus_file, after)
     except OSError as error:
         topic.path.unlink()
         raise NewError(f"{syllabus_file} cannot be written: {error}") from None
@@ -263,36 +266,12 @@ def execute(document: dict, folder: Path) -> dict:
     """
     # here, because these take a second, and most mistakes are found before
     import nbformat
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellControlSignal, DeadKernelError
 
-    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-    environment["COURSE_DATA"] = "sample"
+    from course.execution import execute_blocking
+
     notebook = nbformat.reads(json.dumps(document), as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        startup_timeout=KERNEL_START_SECONDS,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    try:
-        # the kernel's own stderr holds its start-up notes only; what cells write comes back as outputs
-        client.execute(env=environment, stderr=subprocess.DEVNULL)
-    except (CellControlSignal, DeadKernelError, RuntimeError) as error:
-        raise NewError(f"the notebook does not run: {str(error).strip()}") from None
-    return json.loads(nbformat.writes(notebook))
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    """Write the file in one step: whoever reads it sees the old content or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, path.stat().st_mode)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    failure = execute_blocking(notebook, folder, timeout=CELL_SECONDS, env={"COURSE_DATA": "sample"}).failure
+    if failure is not None:
+        where = f"cell '{failure.cell_id}': " if failure.cell_id else ""
+        raise NewError(f"the notebook does not run: {where}{failure.reason}")
+    return json.loads(nbformat.writes(notebook, version=nbformat.NO_CONVERT))

@@ -1,8 +1,13 @@
 """Execute notebooks, several at a time, and show a table of how they did.
 
 Without names: every notebook of the syllabus that exists. A name is a topic (15-01, 15-1 or 1), a notebook file or a
-folder of notebooks. The executed copies go to executed/, also those that failed; the sources are changed only by
---save, and only their outputs. The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 after
+folder of notebooks. The executed copies go to executed/, also those that failed; a copy that you have changed is kept
+under another name. The sources are changed only by --save, and only their outputs.
+
+--rehearse runs them with a pretended accelerator: everything is computed on the CPU, but a tensor on the wrong device,
+float64 on a Mac's GPU and the like fail their cell as they would there. Its copies go to executed/rehearsed/.
+
+The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 after
 Ctrl-C.
 """
 
@@ -10,14 +15,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
+import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -32,6 +42,7 @@ from course.execution import Failure, NotebookError, Progress, execute, read_not
 from course.selection import Selected, SelectionError, select
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}
+STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
 REPORT_SECONDS = 20  # between two lines on a running notebook where stdout is no terminal
 
 
@@ -51,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
     parser.add_argument("--jobs", "-j", type=_positive_int, default=2, help="notebooks at a time (default 2)")
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks that passed")
+    parser.add_argument("--rehearse", action="store_true", help="pretend an accelerator, to find mistakes with devices")
     parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
     parser.add_argument(
         "--timeout", type=_positive, default=300.0, metavar="S", help="seconds for a cell (default 300)"
@@ -89,7 +101,13 @@ def main(args: argparse.Namespace) -> int:
     data = args.data or os.environ.get("COURSE_DATA") or "sample"
     try:
         _data_mode(data)
-        jobs = plan(select(args.notebooks, syllabus.load()), args.output)
+        if args.rehearse and args.save:
+            raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
+        output = args.output / "rehearsed" if args.rehearse else args.output
+        jobs = plan(select(args.notebooks, syllabus.load()), output, rehearse=args.rehearse)
+        folders = {output, *(job.notebook.path.parent for job in jobs if args.save and job.notebook.path.is_file())}
+        for folder in sorted(folders):
+            _require_writable(folder, "" if folder != output else "; name another --output")
     except (SelectionError, syllabus.SyllabusError, argparse.ArgumentTypeError) as error:
         console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
@@ -99,16 +117,15 @@ def main(args: argparse.Namespace) -> int:
     interrupted = False
     with _Display(jobs, console) as display:
         try:
-            asyncio.run(
-                run_all(jobs, display, at_once=args.jobs, timeout=args.timeout, data=data, save=args.save)
-            )  # fmt: skip
+            options = {"timeout": args.timeout, "rehearse": args.rehearse}
+            asyncio.run(run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, **options))
         except KeyboardInterrupt:
             interrupted = True
     for job in jobs:
         if job.status in ("waiting", "running") and interrupted:
             job.status = "interrupted"
     console.print(_summary(jobs))
-    _closing_lines(jobs, args.output, data, time.monotonic() - start, console)
+    _closing_lines(jobs, output, data, time.monotonic() - start, console)
     if interrupted:
         return 130
     if any(job.status == "failed" for job in jobs):
@@ -119,8 +136,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan(notebooks: list[Selected], output: Path) -> list[Job]:
-    """A job for each notebook, no two writing the same file. SelectionError if a copy would overwrite a source."""
+def _require_writable(folder: Path, advice: str) -> None:
+    """Raise SelectionError before minutes of work if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SelectionError(f"can't write in {folder}: {error.strerror or error}{advice}.") from None
+
+
+def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> list[Job]:
+    """A job for each notebook, no two writing the same file. SelectionError if a copy would overwrite a source.
+
+    The budgets of the syllabus don't hold for a rehearsal, which takes longer.
+    """
     output = output.resolve()
     jobs: list[Job] = []
     taken: set[str] = set()
@@ -134,24 +164,27 @@ def plan(notebooks: list[Selected], output: Path) -> list[Job]:
         taken.add(name.casefold())
         if output / name == notebook.path:
             raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
-        jobs.append(Job(notebook, output / name))
+        jobs.append(Job(replace(notebook, budget_seconds=None) if rehearse else notebook, output / name))
     return jobs
 
 
-async def run_all(jobs: list[Job], display: _Display, *, at_once: int, timeout: float, data: str, save: bool) -> None:
-    """Run the jobs in their order, `at_once` at a time; what goes wrong with one is noted in it and stops no other."""
+async def run_all(jobs: list[Job], display: _Display, *, at_once: int, data: str, save: bool, **options: Any) -> None:
+    """Run the jobs in their order, `at_once` at a time; what goes wrong with one is noted in it and stops no other.
+
+    `options` are those of `execute`: timeout, rehearse.
+    """
     waiting = iter(jobs)
     at_once = min(at_once, sum(job.notebook.path.is_file() for job in jobs)) or 1
     env = {"COURSE_DATA": data, **share_of_cores(at_once)}
 
     async def work() -> None:
         for job in waiting:
-            await _run_one(job, display, timeout=timeout, env=env, save=save)
+            await _run_one(job, display, save=save, env=env, **options)
 
     await asyncio.gather(*(work() for _ in range(at_once)))
 
 
-async def _run_one(job: Job, display: _Display, *, timeout: float, env: dict[str, str], save: bool) -> None:
+async def _run_one(job: Job, display: _Display, *, save: bool, **options: Any) -> None:
     path = job.notebook.path
     if not path.is_file():
         job.status = "not written yet"
@@ -160,12 +193,16 @@ async def _run_one(job: Job, display: _Display, *, timeout: float, env: dict[str
     display.started(job)
     try:
         notebook, digest = read_notebook(path)
-        await execute(notebook, path.parent, job.progress, timeout=timeout, env=env)
-        write_notebook(notebook, job.target)
+        await execute(notebook, path.parent, job.progress, **options)
+        _keep_changed_copy(job)
+        copy = deepcopy(notebook)
+        copy.metadata[STAMP] = _digest(notebook)
+        write_notebook(copy, job.target)
         if save and job.progress.failure is None:
             _save(job, notebook, digest)
     except NotebookError as error:
         job.progress.failure = Failure(str(error))
+        _keep_changed_copy(job)
         job.target.unlink(missing_ok=True)  # an older copy would look like this run's
     except asyncio.CancelledError:
         job.status = "interrupted"
@@ -176,6 +213,27 @@ async def _run_one(job: Job, display: _Display, *, timeout: float, env: dict[str
     if job.progress.cut:
         job.notes.append(f"cell '{job.progress.cut}' gave too much output; it was cut")
     display.finished(job)
+
+
+def _digest(notebook: NotebookNode) -> str:
+    """Of the sources and outputs."""
+    content = [[cell.cell_type, cell.source, cell.get("outputs")] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _keep_changed_copy(job: Job) -> None:
+    """Move an older copy that isn't as it was written out of the way; somebody may have worked in it."""
+    target = job.target
+    if not target.exists():
+        return
+    with contextlib.suppress(NotebookError):
+        old, _ = read_notebook(target)
+        if old.metadata.get(STAMP) == _digest(old):
+            return
+    names = ("edited", *(f"edited-{number}" for number in range(2, 1000)))
+    kept = next(path for name in names if not (path := target.with_suffix(f".{name}.ipynb")).exists())
+    target.rename(kept)
+    job.notes.append(f"an older copy had been changed; it is kept as {kept.name}")
 
 
 def _save(job: Job, executed: NotebookNode, digest: str) -> None:

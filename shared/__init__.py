@@ -2,8 +2,8 @@
 
 from shared.data import load_cifar10, load_fashion_mnist
 from shared.device import get_device
-from shared.distributed import LaunchError, launch
 from shared.errors import expect_error
+from shared.launcher import LaunchError, launch
 from shared.seeding import make_generator, seed_everything, seed_worker
 from shared.timing import compare, measure, pretty_seconds, stopwatch
 

@@ -7,6 +7,7 @@ import psutil
 import torch
 
 DEVICE_VARIABLE = "COURSE_DEVICE"
+PRETENDED = "pretended"  # a value of it: an accelerator that isn't there, see shared/pretended.py
 _GIB = 2**30
 
 
@@ -54,14 +55,21 @@ def get_device() -> torch.device:
     Raises:
         DeviceError: COURSE_DEVICE names a device that this machine does not have, or that can't be used.
     """
-    device = pick_device(os.environ.get(DEVICE_VARIABLE))
+    request = os.environ.get(DEVICE_VARIABLE)
+    pretended = request == PRETENDED
+    if pretended:
+        from shared.pretended import begin
+
+        device = begin()
+    else:
+        device = pick_device(request)
     if device.index is not None:
         try:
             torch.cuda.set_device(device)
         except RuntimeError as error:  # taken by another process, or out of order
             raise DeviceError(f"{DEVICE_VARIABLE}={device} is there but can't be used: {error}") from error
     rows = {
-        "device": str(device),
+        "device": f"{device} (pretended)" if pretended else str(device),
         "name": _device_name(device),
         "memory": _memory(device),
         "torch": torch.__version__,

@@ -331,7 +331,11 @@ def test_a_history_with_streams_oom_and_empty_cache_plays_back(seed):
     assert lesson.play_back(recorded.trace, []) == (count, 1)
 
 
-@pytest.mark.parametrize("path", sorted(MODULE.glob("recordings/*history*.json.gz")), ids=lambda path: Path(path).name)
+RECORDED = sorted(MODULE.glob("recordings/*history*.json.gz"))
+
+
+@pytest.mark.skipif(not RECORDED, reason="no history recorded on a GPU is in recordings/ yet")
+@pytest.mark.parametrize("path", RECORDED or ["none"], ids=lambda path: Path(path).name)
 def test_recorded_histories_play_back_without_a_mismatch(path):
     recording = json.loads(gzip.decompress(path.read_bytes()))
     count, wrong = lesson.play_back(recording["trace"], recording["segments_before"])

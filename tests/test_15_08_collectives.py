@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared import LaunchError, launch
 
+pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
 
 LESSON = definitions(

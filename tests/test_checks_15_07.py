@@ -950,19 +950,19 @@ PROMISES = {
         ("no buffer is overwritten", "no buffer is overwritten while it is read", "no event for the buffer"),
         ("There are `depth` ≥ 1", "no buffer is overwritten while it is read", "two buffers whatever the depth"),
         ("uses buffer `k % depth`", "no buffer is overwritten while it is read", "one buffer too many"),
-        ("not the order on an engine", "no buffer is overwritten while it is read", "the engines' order"),
+        ("not by the order on an engine", "no buffer is overwritten while it is read", "the engines' order"),
         ("copies of later batches overlap with the compute", "as fast as it can be", "one stream"),
         ("as early as `schedule` and `depth` buffers allow", "as fast as it can be", "one buffer unused"),
     ],
 }
 CONTEXT = {
     "plan": ["is PyTorch's setting", 'Bytes of the block, "small" or "large"'],
-    "fit": ["Write `fit(", "`small` says which pool", "The block handed out for a rounded", "None if nothing fits."],
+    "fit": ["Write `fit(", "`small` says which pool", "The block for a rounded", "None if nothing fits."],
     "give_back": [
         "Write `give_back(",
         "`blocks` is one segment:",
         "in the order of addresses",
-        "The segment after the used",
+        "The segment with the used",
     ],
     "post_mortem": ["Write `post_mortem(", "the rest belongs to", "floats are fine", "largest_hole in bytes, and a"],
     "fixed_bytes": ["Write `fixed_bytes(", "State:", "Bytes of parameters, buffers"],
@@ -975,7 +975,14 @@ CONTEXT = {
 }
 
 
-CHECKS = {name: getattr(check, name) for name in PROMISES}
+CHECKS = {
+    "plan": check.plan,
+    "fit": check.fit,
+    "give_back": check.give_back,
+    "post_mortem": check.post_mortem,
+    "fixed_bytes": check.fixed_bytes,
+    "prefetch_schedule": check.prefetch_schedule,
+}
 ANSWERS = answers("15-07", given={"Op": Op})
 STUBS = answers("15-07", edit=student_source, given={"Op": Op})
 RIGHT = {

@@ -17,6 +17,7 @@ from shared import launch
 from shared.checks import topic_15_08 as check
 from shared.checks.feedback import CheckFailed
 
+pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
 
 RING = definitions("15-08", "ring", "landing", "ring-all-reduce")["ring_all_reduce"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.checks.feedback import WIDTH, CheckFailed, exercise, exercises_of
+from shared.checks.feedback import CheckFailed, exercise, exercises_of
+from shared.text import WIDTH
 
 INF, NAN = float("inf"), float("nan")
 

@@ -15,13 +15,14 @@ from course.exercises import MarkerError, answer_metadata, check_metadata, stude
 from course.rules import lint_notebook, relaxed_for
 from course.rules.names import read_and_written
 from course.rules.page import RULES, named_topics
+from course.start_page import GUARD
 from course.syllabus import load
 
 SYLLABUS = load()
 LOSSES = changed(SYLLABUS.topics["15-04"], status="finished")  # it has cross-references to name
 CAPSTONE = changed(SYLLABUS.topics["15-10"], status="finished")
-GUARD = """try:
-    import shared  # noqa: F401
+ATTEMPT = """try:
+    import shared
 except ModuleNotFoundError:
     raise SystemExit("Open it in the course's folder.") from None"""
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -480,8 +481,13 @@ DAMAGE = {
     "101 characters": (source("step-1", f"print({'1' * 94})"), "line-length", "step-1"),
     "no guard": (replace("setup", GUARD + "\n\n", ""), "guard", "setup"),
     "guard below the imports": (replace("setup", GUARD, f"import time\n\n{GUARD}"), "guard", "setup"),
-    "guard of another package": (replace("setup", "import shared ", "import torch "), "guard", "setup"),
-    "guard that catches another error": (replace("setup", "ModuleNotFoundError", "ValueError"), "guard", "setup"),
+    "guard of another package": (replace("setup", 'find_spec("shared")', 'find_spec("torch")'), "guard", "setup"),
+    "attempt that catches another error": (
+        replace("setup", GUARD, ATTEMPT.replace("ModuleNotFoundError", "ValueError")),
+        "guard",
+        "setup",
+    ),
+    "attempt at another package": (replace("setup", GUARD, ATTEMPT.replace("shared", "torch")), "guard", "setup"),
     "drawing in the open": (sources(figure_1=PLOT), "folding", "figure-1"),
     "drawing with a function of the course": (sources(figure_1="curves(ax, {})"), "folding", "figure-1"),
     "drawing with a function of the notebook": (
@@ -699,11 +705,11 @@ HARMLESS = {
     "SVG with text": change("figure-1", outputs=[figure("image/svg+xml")]),
     "100 characters": source("step-1", f"print({'1' * 93})"),
     "101 characters of prose": append("idea", "\n\n" + "x" * 101),
-    "guard below a docstring": replace(
-        "setup", GUARD, f'"""Imports."""\n\nfrom __future__ import annotations\n\n{GUARD}'
+    "attempt below a docstring": replace(
+        "setup", GUARD, f'"""Imports."""\n\nfrom __future__ import division\n\n{ATTEMPT}'
     ),
-    "guard around what is imported": replace(
-        "setup", "import shared  # noqa: F401", "from shared import seed_everything"
+    "attempt at what is imported": replace(
+        "setup", GUARD, ATTEMPT.replace("import shared", "from shared import launch")
     ),
     "folded drawing": both(sources(figure_1=PLOT), meta("figure-1", **FOLD)),
     "folded definition of a drawing": both(
@@ -766,7 +772,7 @@ def test_draft_is_relaxed(tmp_path):
 
 
 def test_a_first_edition_may_be_long(tmp_path):
-    long = ("76 code cells", "middle cell of 13 lines", "four definitions in a row")
+    long = ("76 code cells", "middle cell of 13 lines", "four definitions in a row", "too many words")
     for name in long:
         document = notebook(LOSSES)
         DAMAGE[name][0](document)

@@ -9,10 +9,12 @@ import tomllib
 import pytest
 
 from course import lint, new
+from course.environment import ROOT
 from course.new import NewError, Wish, create, fill, slug
-from course.syllabus import ROOT, SyllabusError, load, parse
+from course.syllabus import SyllabusError, load, parse
 
 REAL = load()
+TEXT = REAL.path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -25,6 +27,8 @@ def copy(tmp_path):
     text = REAL.path.read_text(encoding="utf-8").replace('status = "draft"\n', "")
     (folder / "syllabus.toml").write_text(text, encoding="utf-8", newline="\n")
     shutil.copytree(ROOT / "templates", tmp_path / "templates", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    (tmp_path / "shared" / "checks").mkdir(parents=True)
+    shutil.copy(ROOT / "shared" / "checks" / "template.py", tmp_path / "shared" / "checks")
     lint.write_readme(load(folder / "syllabus.toml"))
     return folder / "syllabus.toml", tmp_path / "templates"
 
@@ -38,6 +42,7 @@ def markdown_of(path):
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("template", "dataset", "category"),
     [("algorithm", None, "A — Algorithm"), ("capstone", "CIFAR-10", "E — Capstone/Integration")],
@@ -93,8 +98,9 @@ def test_options_fill_the_row(copy):
         "description": "What they do.",
     }
     assert "| **Prerequisites** | 5-07, 15-03 |" in markdown_of(topic.path)
-    [complaint] = complaints(copy[0])
-    assert "executed: has not been run" in complaint
+    assert complaints(copy[0]) == []
+    cells = json.loads(topic.path.read_text(encoding="utf-8"))["cells"]
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
 def test_a_topic_of_the_syllabus_needs_no_title(copy):
@@ -181,6 +187,25 @@ def test_an_existing_notebook_is_never_overwritten(copy, number):
     assert syllabus_file.read_bytes() == before
 
 
+def test_a_notebook_that_appears_meanwhile_is_not_overwritten(copy, monkeypatch):
+    """Executing the template takes seconds: somebody may have saved the file when it is done."""
+    syllabus_file, _ = copy
+    path = syllabus_file.parent / "15-91_one.ipynb"
+    before = syllabus_file.read_bytes()
+
+    def slow_execute(document, folder):
+        path.write_text("mine", encoding="utf-8")
+        return document
+
+    monkeypatch.setattr(new, "execute", slow_execute)
+    monkeypatch.setattr(new, "lint_document", lambda *_: [])
+    with pytest.raises(NewError, match="is there already"):
+        create(Wish("15-91", "One", "algorithm"), *copy, run=True)
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert syllabus_file.read_bytes() == before
+
+
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("code", "message"), [("1 / 0", "ZeroDivisionError"), ("import os\nos.kill(os.getpid(), 9)", "does not run")]
 )
@@ -241,7 +266,26 @@ def test_command_line(monkeypatch, capsys):
     line = ["15-91", "Title", "--template", "algorithm", "--requires", "5-07", "15-03", "--minutes", "6", "--no-run"]
     assert new.main(parser.parse_args(line)) == 0
     assert made == [(Wish("15-91", "Title", "algorithm", None, 6, ("5-07", "15-03")), False)]
-    assert "15-01_custom_autograd" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "15-01_custom_autograd" in out
+    assert "Fill in" not in out, "its row is complete"
+
+
+def test_what_is_open_in_the_row_is_named(monkeypatch, capsys):
+    topic = parse(new._appended(TEXT, Wish("15-91", "One", "algorithm", owns="a concept")), REAL.path).topics["15-91"]
+    monkeypatch.setattr(new, "create", lambda wish, *, run: topic)
+    parser = argparse.ArgumentParser()
+    new.add_arguments(parser)
+    assert new.main(parser.parse_args(["15-91", "One", "--template", "algorithm"])) == 0
+    assert "Fill in key_content, description in its row of syllabus.toml." in capsys.readouterr().out
+
+
+def test_a_draft_of_a_topic_of_the_syllabus_passes_lint(copy):
+    syllabus_file, _ = copy
+    create(Wish("15-02"), *copy, run=False)
+    syllabus = load(syllabus_file)
+    assert syllabus.topics["15-02"].is_draft
+    assert lint.lint_repository(syllabus_file.parent.parent, syllabus) == []
 
 
 def test_command_line_error(capsys):
@@ -252,8 +296,7 @@ def test_command_line_error(capsys):
 
 
 def test_appended_row_is_valid_for_awkward_texts():
-    text = REAL.path.read_text(encoding="utf-8")
     wish = Wish("15-91", "Ünïcode “quotes” & \\backslash\\ 'single'", "algorithm", owns='tab"\t" and\nline')
-    parsed = parse(new._appended(text, wish), REAL.path)
+    parsed = parse(new._appended(TEXT, wish), REAL.path)
     assert parsed.topics["15-91"].title == wish.title
     assert parsed.topics["15-91"].owns == wish.owns

@@ -1,4 +1,4 @@
-"""Every notebook and template: the student edition holds no solution and runs unsolved from top to bottom.
+"""Every notebook and template: it runs on a pretended accelerator, and its student edition unsolved, without solutions.
 
 `--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker, and leaves an
 execution out whose notebook and surroundings are the same as when it last passed.
@@ -12,6 +12,8 @@ from course import syllabus
 from course.environment import ROOT
 from course.execution import execute_blocking, read_notebook
 from course.workbook import BEGIN, END, solutions, student_edition
+
+SAMPLE = {"COURSE_DATA": "sample"}
 
 
 def pytest_generate_tests(metafunc):
@@ -55,9 +57,15 @@ def test_no_solution_is_left(path):
 @pytest.mark.notebook("edition")
 def test_edition_runs_unsolved(path):
     edition = student_edition(read_notebook(path)[0])
-    progress = execute_blocking(edition, path.parent, timeout=200, env={"COURSE_DATA": "sample"})
+    progress = execute_blocking(edition, path.parent, timeout=200, env=SAMPLE)
     assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"
     for cell in edition.cells:
         if cell.metadata.get("nbgrader", {}).get("grade"):
             said = text_of(cell)
             assert said.lower().count("not attempted yet") == 1, f"{path.name}, cell '{cell.id}' said: {said!r}"
+
+
+@pytest.mark.notebook("rehearsal")
+def test_no_tensor_is_on_the_wrong_device(path):
+    progress = execute_blocking(read_notebook(path)[0], path.parent, timeout=300, rehearse=True, env=SAMPLE)
+    assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -58,12 +59,15 @@ def repository(tmp_path):
     (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (root / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     (root / "README.md").write_text("# A course\n")
-    for package in ("shared", "shared/checks", "course"):
-        (root / package).mkdir()
-        (root / package / "__init__.py").write_text("")
+    for package in tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+        folder = root.joinpath(*package.split("."))
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
     return root
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, repository, monkeypatch):
     version = metadata.version("setuptools")
     if int(version.split(".")[0]) < 77:

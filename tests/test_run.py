@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import nbformat
@@ -22,7 +23,7 @@ from course.selection import Selected, SelectionError
 
 CHILD = """\
 import subprocess, sys
-subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({})'], start_new_session=True)"""
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', '{}'], start_new_session=True)"""
 
 
 def write(path, *sources, **metadata):
@@ -38,7 +39,7 @@ def run_files(paths, output, monkeypatch, **options):
     printed = io.StringIO()
     monkeypatch.setattr(run, "_console", lambda: Console(file=printed, width=140, highlight=False))
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
-    args = {"jobs": 2, "save": False, "timeout": 60.0, "data": None, **options}
+    args = {"jobs": 2, "save": False, "rehearse": False, "timeout": 60.0, "data": None, **options}
     parsed = run.argparse.Namespace(notebooks=[str(path) for path in paths], output=output, **args)
     return run.main(parsed), printed.getvalue()
 
@@ -53,19 +54,16 @@ def texts(path):
     }
 
 
-def sleepers(seconds):
-    """Processes that the CHILD source with this number has left over."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if f"time.sleep({seconds})" in " ".join(process.info["cmdline"] or []):
-            found.append(process.pid)
-    return found
+def sleepers(mark):
+    """Processes that the CHILD source with this mark has left over."""
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # notebooks that are all right
 
 
+@pytest.mark.notebook
 def test_good_notebooks(tmp_path, monkeypatch):
     monkeypatch.delenv("COURSE_DATA", raising=False)
     first = write(
@@ -96,6 +94,7 @@ def test_good_notebooks(tmp_path, monkeypatch):
     assert str(tmp_path / "out") in printed.splitlines()[-1]
 
 
+@pytest.mark.notebook
 def test_save_changes_outputs_and_nothing_else(tmp_path, monkeypatch):
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}, "title": "é"}
     path = write(tmp_path / "n.ipynb", "1 + 1", "print('é')", **metadata)
@@ -120,25 +119,146 @@ def test_save_changes_outputs_and_nothing_else(tmp_path, monkeypatch):
     assert path.read_bytes() == once, "saving again changes nothing"
 
 
+@pytest.mark.notebook
+def test_save_leaves_a_file_alone_that_changed_meanwhile_or_whose_output_was_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "OUTPUT_LIMIT", 1000)
+    changed = write(tmp_path / "changed.ipynb", "with open('changed.ipynb', 'a') as file: print(file=file)\n1")
+    chatters = write(tmp_path / "chatters.ipynb", "print('x' * 2000)")
+    before = changed.read_bytes() + b"\n", chatters.read_bytes()
+    status, printed = run_files([changed, chatters], tmp_path / "out", monkeypatch, save=True)
+    assert status == 0, printed
+    assert "not saved: the file was changed while it ran" in printed
+    assert "not saved: output was cut" in printed
+    assert (changed.read_bytes(), chatters.read_bytes()) == before
+
+
+@pytest.mark.notebook
+def test_a_copy_that_was_changed_is_kept(tmp_path, monkeypatch):
+    path, out = write(tmp_path / "n.ipynb", "1 + 1"), tmp_path / "out"
+    for _ in range(2):
+        run_files([path], out, monkeypatch)
+    assert [file.name for file in out.iterdir()] == ["n.ipynb"], "what nobody changed is replaced"
+    for name in ("n.edited.ipynb", "n.edited-2.ipynb"):
+        copy = nbformat.read(out / "n.ipynb", as_version=4)
+        copy.cells[0].source = f"'notes of mine for {name}'"
+        nbformat.write(copy, out / "n.ipynb")
+        _, printed = run_files([path], out, monkeypatch)
+        assert name in printed
+        assert name in (out / name).read_text(encoding="utf-8")
+        assert texts(out / "n.ipynb")["c0"] == "2"
+    path.write_text("")  # no notebook any more: there is no copy, and yet nothing of the user's is lost
+    (out / "n.ipynb").write_text("my own")
+    run_files([path], out, monkeypatch)
+    assert (out / "n.edited-3.ipynb").read_text() == "my own"
+    assert not (out / "n.ipynb").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(tmp_path, monkeypatch):
+    path = write(tmp_path / "n.ipynb", "open('ran', 'w').close()")
+    (tmp_path / "file").write_text("")
+    status, printed = run_files([path], tmp_path / "file" / "out", monkeypatch)
+    assert status == 2
+    assert "can't write in" in printed
+    assert "name another --output" in printed
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.notebook
+def test_the_time_limit_is_for_a_cell(tmp_path):
+    sleeps = ["import time; time.sleep(1)"] * 7
+    notebook, _ = read_notebook(write(tmp_path / "n.ipynb", *sleeps))
+    progress = execute_blocking(notebook, tmp_path, timeout=6)
+    assert progress.failure is None
+    assert progress.seconds > 6
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# rehearsals
+
+DEVICE_CELL = "import torch\nfrom shared import get_device\ndevice = get_device()"
+
+
+@pytest.mark.notebook
+def test_a_rehearsal_names_the_cell_with_a_tensor_on_the_wrong_device(tmp_path, monkeypatch):
+    right = write(
+        tmp_path / "right.ipynb",
+        DEVICE_CELL,
+        "x = torch.ones(3, device=device, requires_grad=True)\n(x * x.new_ones(3)).sum().backward()\nx.grad.device",
+        "import matplotlib.pyplot as plt\n_ = plt.plot(x.detach().cpu())",
+        DEVICE_CELL,
+    )
+    mixed = write(tmp_path / "mixed.ipynb", DEVICE_CELL, "x = torch.ones(3, device=device)\ny = x + torch.ones(3)")
+    plots = write(
+        tmp_path / "plots.ipynb",
+        DEVICE_CELL,
+        "import matplotlib.pyplot as plt\nx = torch.ones(3, device=device)\nplt.plot(x)",
+    )
+    never = write(tmp_path / "never.ipynb", "1 + 1")
+    out = tmp_path / "out"
+    status, printed = run_files([right], out, monkeypatch)
+    assert status == 0, printed
+    ordinary = (out / "right.ipynb").read_bytes()
+    status, printed = run_files([right, mixed, plots, never], out, monkeypatch, rehearse=True)
+    assert status == 1
+    assert "1 passed, 3 failed" in printed
+    assert "mps (pretended)" in next(line for line in printed.splitlines() if "│ right" in line)
+    assert texts(out / "rehearsed" / "right.ipynb")["c1"] == "device(type='mps', index=0)"
+    assert (out / "right.ipynb").read_bytes() == ordinary, "a rehearsal's copies are elsewhere"
+    said = explanation(printed, "mixed")
+    assert "RuntimeError: Expected all tensors to be on the same device" in said
+    assert "id 'c1'" in said
+    assert ">   2 | y = x + torch.ones(3)" in said
+    said = explanation(printed, "plots")
+    assert "TypeError: can't convert mps:0 device type tensor to numpy" in said
+    assert ">   3 | plt.plot(x)" in said
+    assert "nothing was rehearsed" in explanation(printed, "never")
+
+
+@pytest.mark.notebook
+def test_ranks_are_not_rehearsed_and_get_no_tensor_of_the_device(tmp_path):
+    source = "import torch.distributed as dist\nfrom shared import launch\ndef double(x): return 2 * x"
+    good = "launch(double, 2, torch.ones(2), backend='gloo')[1] + torch.ones(2)"
+    bad = "launch(double, 2, torch.ones(2, device=device), backend='gloo')"
+    notebook, _ = read_notebook(write(tmp_path / "n.ipynb", DEVICE_CELL, source, good, bad))
+    progress = execute_blocking(notebook, tmp_path, rehearse=True)
+    assert progress.failure.cell_id == "c3"
+    assert "mps" in progress.failure.reason
+
+
+def test_outputs_of_a_rehearsal_are_not_saved(tmp_path, monkeypatch):
+    path = write(tmp_path / "n.ipynb", "open('ran', 'w').close()")
+    status, printed = run_files([path], tmp_path / "out", monkeypatch, rehearse=True, save=True)
+    assert status == 2
+    assert "leave out --save or --rehearse" in printed
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_setting_is_the_one_that_get_device_knows():
+    from shared import device
+
+    assert execution.REHEARSAL == {device.DEVICE_VARIABLE: device.PRETENDED}
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # faults
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
-    """One real call of the command with every fault; (exit status, printed, folder of copies)."""
+    """One real call of the command with every fault; (exit status, printed, folder of copies, marks)."""
     folder = tmp_path_factory.mktemp("faults")
+    marks = [uuid.uuid4().hex for _ in range(2)]  # no other run of these tests has the same
     write(folder / "good.ipynb", "print('fine')")
     write(folder / "syntax.ipynb", "x = 1", "y = 2\nz = = 3")
     write(folder / "raises.ipynb", "def f(x):\n    return 1 / x", "a = 1\nb = f(0)\nc = 2", "print('never')")
-    write(folder / "hangs.ipynb", CHILD.format(98761), "import time\nwhile True:\n    time.sleep(0.1)")
+    write(folder / "hangs.ipynb", CHILD.format(marks[0]), "import time\nwhile True:\n    time.sleep(0.1)")
     write(folder / "stuck.ipynb", "sum(range(10**13))")  # C code: no interrupt reaches it
     write(folder / "dies.ipynb", "import os\nprint('last words')", "os._exit(1)")
     write(folder / "exits.ipynb", "exit()", "print('never')")
     write(folder / "asks.ipynb", "input('name?')")
     write(folder / "chatters.ipynb", "print('\\n'.join(f'line {i}' for i in range(1_000_000)))")
     if os.name == "posix":
-        write(folder / "killed.ipynb", CHILD.format(98762), "import os\nos.kill(os.getpid(), 9)")
+        write(folder / "killed.ipynb", CHILD.format(marks[1]), "import os\nos.kill(os.getpid(), 9)")
     (folder / "empty.ipynb").write_text("")
     (folder / "notjson.ipynb").write_text('{"cells": [\n  oops')
     (folder / "list.ipynb").write_text("[1]")
@@ -152,7 +272,7 @@ def faults(tmp_path_factory):
         capture_output=True, text=True, encoding="utf-8",
     )  # fmt: skip
     assert "Traceback (most recent call last):\n  File" not in answer.stderr, answer.stderr
-    return answer.returncode, answer.stdout, output
+    return answer.returncode, answer.stdout, output, marks
 
 
 def explanation(printed, name):
@@ -161,8 +281,9 @@ def explanation(printed, name):
     return printed[printed.index(marker) :].split("FAILED")[0].split("┏")[0]
 
 
+@pytest.mark.notebook
 def test_faults_fail_the_run_and_stop_no_other(faults):
-    status, printed, output = faults
+    status, printed, output, _ = faults
     assert status == 1
     assert texts(output / "good.ipynb")["c0"] == "fine\n"
     table = printed[printed.index("┏") :]
@@ -170,6 +291,7 @@ def test_faults_fail_the_run_and_stop_no_other(faults):
     assert "\x1b" not in printed, "no colours where there is no terminal"
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     ("name", "phrases"),
     [
@@ -195,8 +317,9 @@ def test_fault_is_explained(faults, name, phrases):
         assert phrase in said, said
 
 
+@pytest.mark.notebook
 def test_failed_notebooks_have_copies_with_their_errors(faults):
-    _, _, output = faults
+    _, _, output, _ = faults
     copy = nbformat.read(output / "raises.ipynb", as_version=4)
     assert copy.cells[1].outputs[-1].ename == "ZeroDivisionError"
     assert copy.cells[2].outputs == []
@@ -204,8 +327,9 @@ def test_failed_notebooks_have_copies_with_their_errors(faults):
     assert not (output / "notjson.ipynb").exists()
 
 
+@pytest.mark.notebook
 def test_output_without_end_is_cut(faults):
-    _, printed, output = faults
+    _, printed, output, _ = faults
     assert "gave too much output" in printed
     text = texts(output / "chatters.ipynb")["c0"]
     assert text.startswith("line 0\nline 1\n")
@@ -213,11 +337,12 @@ def test_output_without_end_is_cut(faults):
     assert len(text) < 1.1 * execution.OUTPUT_LIMIT
 
 
+@pytest.mark.notebook
 def test_no_process_is_left_over(faults):
-    assert not sleepers(98761)
-    assert not sleepers(98762)
+    assert not any(sleepers(mark) for mark in faults[3])
 
 
+@pytest.mark.notebook
 def test_kernel_that_does_not_start(tmp_path):
     notebook, _ = read_notebook(write(tmp_path / "n.ipynb", "1"))
     command = [sys.executable, "-c", "import sys; sys.exit('no kernel today')"]
@@ -239,12 +364,13 @@ def test_a_fault_of_the_program_itself_stops_no_other(tmp_path, monkeypatch):
     assert printed.count("OSError: disk on fire") == 2
 
 
+@pytest.mark.notebook
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
-    number = 100 * os.getpid() + int(sent)  # seconds: no other run of this test sleeps as long
+    mark = uuid.uuid4().hex
     write(tmp_path / "a.ipynb", "print('done')")
-    write(tmp_path / "b.ipynb", CHILD.format(number), "open('started', 'w').close()\nwhile True: pass")
+    write(tmp_path / "b.ipynb", CHILD.format(mark), "open('started', 'w').close()\nwhile True: pass")
     write(tmp_path / "c.ipynb", "print('never')")
     process = subprocess.Popen(
         [sys.executable, "-m", "course", "run", str(tmp_path), "--output", str(tmp_path / "out"), "--jobs", "1"],
@@ -257,7 +383,7 @@ def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.1)
-        while not sleepers(number):  # its command line is empty for a moment after it has started
+        while not sleepers(mark):  # its command line is empty for a moment after it has started
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.kill(process.pid, sent)
@@ -266,13 +392,13 @@ def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
         if process.poll() is None:
             process.kill()
             process.communicate(timeout=60)
-            for pid in sleepers(number):  # a failed test leaves nothing behind either
+            for pid in sleepers(mark):  # a failed test leaves nothing behind either
                 os.kill(pid, signal.SIGKILL)
     assert process.returncode == 130, printed
     assert "1 passed, 2 interrupted" in printed
     assert texts(tmp_path / "out" / "a.ipynb")["c0"] == "done\n"
     assert not (tmp_path / "out" / "b.ipynb").exists()
-    assert not sleepers(number)
+    assert not sleepers(mark)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -360,6 +486,7 @@ def test_selection(small_syllabus, tmp_path):
             selection.select([name], small_syllabus)
 
 
+@pytest.mark.notebook
 def test_topics_not_written_are_no_failure(small_syllabus, tmp_path, monkeypatch):
     monkeypatch.setattr(run.syllabus, "load", lambda: small_syllabus)
     status, printed = run_files([], tmp_path / "out", monkeypatch)
@@ -393,6 +520,7 @@ def test_notebooks_at_once_share_the_cores(monkeypatch):
     assert share_of_cores(2) == {}
 
 
+@pytest.mark.notebook
 def test_kernels_get_their_share(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from course import fingerprint
+from course import environment, fingerprint
 from course import test as course_test
 from course.environment import ROOT
 
@@ -74,6 +74,7 @@ def edition(name):
     return {f"tests/test_notebooks.py::test_edition[{name}]"}
 
 
+@pytest.mark.slow
 @pytest.mark.notebook
 def test_an_execution_is_repeated_when_something_it_depends_on_has_changed(repository):
     everything = cells("a") | cells("b") | edition("a") | edition("b")
@@ -84,6 +85,8 @@ def test_an_execution_is_repeated_when_something_it_depends_on_has_changed(repos
     assert "2 notebooks unchanged since the last run that passed, 4 executions left out; --fresh executes them" in said
 
     write(repository / "module" / "b.ipynb", "b = 6", "print(b * 8)")
+    status, ran, said = executed(repository, "tests", "module", "-m", "not notebook")
+    assert (status, ran) == (5, set()), "what executes a notebook is marked"
     status, ran, said = executed(repository, "tests", "module")
     assert (status, ran) == (0, cells("b") | edition("b")), said
     (repository / "shared" / "helper.py").write_text("x = 2\n")
@@ -91,6 +94,7 @@ def test_an_execution_is_repeated_when_something_it_depends_on_has_changed(repos
     assert (status, ran) == (0, everything), said
 
 
+@pytest.mark.slow
 @pytest.mark.notebook
 def test_cells_that_did_not_all_pass_are_no_execution_that_passed(repository):
     notebook = repository / "module" / "a.ipynb"
@@ -103,6 +107,7 @@ def test_cells_that_did_not_all_pass_are_no_execution_that_passed(repository):
     assert (status, ran) == (1, cells("a")), said
 
 
+@pytest.mark.processes
 def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
     good = (repository / "module" / "a.ipynb").read_text()
     assert quickly_executed(repository) == (0, edition("a") | edition("b"))
@@ -115,6 +120,7 @@ def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
     assert quickly_executed(repository) == (0, edition("a"))
 
 
+@pytest.mark.processes
 def test_a_file_that_changes_meanwhile_has_not_passed(repository):
     """Nobody knows with which content."""
     changing = 'path.write_text(path.read_text() + " ")\n    assert "wrong"'
@@ -216,6 +222,7 @@ def test_cells_stay_together_and_executions_may_be_apart(pytestconfig):
     assert unit("tests/test_run.py::test_x") == unit("tests/test_run.py::test_y[b]"), "their fixtures are shared"
 
 
+@pytest.mark.processes
 def test_the_longest_goes_first(repository):
     (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
     (repository / "tests" / "test_b.py").write_text("import pytest\n\n@pytest.mark.processes\ndef test_b(): pass\n")
@@ -223,11 +230,6 @@ def test_the_longest_goes_first(repository):
     files = list(dict.fromkeys(re.findall(r"^(\S+)::", said, re.MULTILINE)))
     names = ["module/a.ipynb", "module/b.ipynb", "tests/test_notebooks.py", "tests/test_b.py", "tests/test_a.py"]
     assert files == names
-
-
-def test_without_notebooks_no_kernel_starts(repository):
-    (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
-    assert executed(repository, "tests", "module", "-m", "not notebook")[:2] == (0, {"tests/test_a.py::test_a"})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -286,3 +288,55 @@ def test_the_value_of_an_option_is_no_topic(started, option):
     assert run(*option) == 0
     assert started[0][-len(option) :] == option
     assert "tests" in started[0]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# CI
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """A folder with copies of what .ci/versions changes."""
+    for name in ("requirements.txt", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def versions(which, folder):
+    subprocess.run(["bash", str(ROOT / ".ci" / "versions"), which, str(folder)], check=True, timeout=30)
+    return environment.requirements(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script for CI's shell")
+def test_the_scheduled_job_tries_the_newest_torch(copies):
+    before = environment.requirements(copies)
+    after = versions("newest", copies)
+    assert not (copies / "constraints.txt").exists(), "pins would keep it from being the newest"
+    changed = {line for line in after if line not in before}
+    assert {re.match(r"[a-z]+", line)[0] for line in changed} == {"torch", "torchvision"}
+    for line in changed:
+        name, lowest = line.split(">=")
+        assert environment.satisfies("99.0", line.removeprefix(name))
+        assert any(old.startswith(f"{name}>={lowest},") for old in before), "the lower bound stays"
+    assert len(after) == len(before)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script for CI's shell")
+def test_another_tries_the_oldest_declared_torch(copies):
+    before = environment.requirements(copies)
+    pins = (copies / "constraints.txt").read_text().splitlines()
+    assert versions("oldest", copies) == before
+    after = (copies / "constraints.txt").read_text().splitlines()
+    lowest = {re.match(r"(torch\w*)>=([\d.]+)", line).groups() for line in before if line.startswith("torch")}
+    assert [line for line in after if line.startswith("torch")] == [f"{n}=={v}.*" for n, v in sorted(lowest)]
+    assert len(lowest) == 2
+    others = [line for line in pins if not line.startswith("torch")]
+    assert [line for line in after if not line.startswith("torch")] == others
+
+
+def test_ci_takes_nothing_for_passed():
+    assert "--fresh" in (ROOT / ".ci" / "run").read_text()
+    (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
+    calls = [line for line in workflow.read_text().splitlines() if "make test" in line]
+    assert len(calls) == 2
+    assert all("--fresh" in line for line in calls)

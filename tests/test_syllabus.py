@@ -205,10 +205,6 @@ def test_files(syllabus):
     assert syllabus.topics["15-10"].file == "15-10_building_a_mini_training_framework.ipynb"
 
 
-def test_nothing_is_a_draft(syllabus):
-    assert not [topic.number for topic in syllabus.topics.values() if topic.is_draft]
-
-
 ROW_3 = '[topics."15-03"]'
 # (what is replaced, by what, what the message must say)
 DAMAGE = {

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from course.rules.names import read_and_written
 from course.rules.page import Cell, Complaint, Page, rule
+from course.start_page import GUARD
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
 IMPORTABLE_IN_WORDS = "torch, torchvision, numpy, matplotlib, shared and the standard library"
@@ -22,11 +23,6 @@ USUAL_SHARE = 0.8
 SHORT_LINES = 12  # of the middle cell
 MIN_CELLS, MAX_CELLS = 40, 75
 MAX_DEFINITIONS = 3
-SETUP_GUARD = """\
-try:
-    import shared  # noqa: F401
-except ModuleNotFoundError:
-    raise SystemExit("This notebook needs the course it came with: see its README.md.") from None"""
 FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
 # %magic, !command, ?name, name?, and name = %magic or !command
@@ -122,8 +118,8 @@ def guard(page: Page) -> Iterator[Complaint]:
         return
     first = next((node for node in setup.tree.body if not _is_preamble(node)), None)
     guarded = {name for node in _inside(first) for name in _imported(node)} if _catches_import_error(first) else set()
-    if not {name.split(".")[0] for name in guarded} & {"shared"}:
-        lines = textwrap.indent(SETUP_GUARD, "    ")
+    if not setup.source.startswith(GUARD) and "shared" not in {name.split(".")[0] for name in guarded}:
+        lines = textwrap.indent(GUARD, "    ")
         yield "setup", f"must begin with these lines, for a reader who has the notebook alone:\n{lines}"
 
 

@@ -23,7 +23,7 @@ def figures(page: Page) -> Iterator[Complaint]:
         for output in cell.outputs
     )
     if count < MIN_FIGURES:
-        yield "-", f"shows {count} figures; the standard asks for at least {MIN_FIGURES}"
+        yield "-", f"shows {count} figures; CONTRIBUTING.md asks for at least {MIN_FIGURES}"
 
 
 @rule("executed", not_for=("draft",))

@@ -141,7 +141,7 @@ def exercise_import(page: Page) -> Iterator[Complaint]:
 def exercise_count(page: Page) -> Iterator[Complaint]:
     count = len(page.exercises)
     if not 4 <= count <= 6:
-        yield "-", f"has {count} exercises; the standard asks for 4 to 6"
+        yield "-", f"has {count} exercises; CONTRIBUTING.md asks for 4 to 6"
 
 
 # --- heading, check and tests -----------------------------------------------------------------------------------------
@@ -236,7 +236,10 @@ def exercise_tests(page: Page) -> Iterator[Complaint]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError:
-        yield "-", f"has checks that nobody tests: write tests/{path.name} with a CheckProtocol (see CONTRIBUTING.md)"
+        yield (
+            "-",
+            f"has checks that nobody tests: write tests/{path.name} with a CheckProtocol (CONTRIBUTING.md says how)",
+        )
         return
     except SyntaxError as error:
         yield "-", f"has tests that are not valid Python: tests/{path.name}, line {error.lineno}: {error.msg}"

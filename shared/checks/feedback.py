@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-WIDTH = 96  # of printed lines, what JupyterLab shows beside its side bar
+from shared.text import WIDTH
 
 _HERE = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)

@@ -1,8 +1,9 @@
 """Checks of the exercises in 15-01, Custom Autograd Functions & Hooks."""
 
-import contextlib
 import copy
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,124 +11,167 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, gradcheck, gradgradcheck
-from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as every_module
 from torch.nn.utils import clip_grad_value_
+from torch.overrides import TorchFunctionMode
 
 from shared.checks.feedback import Trial, exercise
+
+
+def _inputs(*dtypes: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Random tensors of these dtypes, of many shapes and layouts, each with what it is."""
+    for dtype in dtypes:
+        for shape in ((), (1,), (0, 3), (7,), (2, 3, 4)):
+            yield f"shape {shape}, {dtype}", torch.randn(shape, dtype=dtype)
+        yield f"a transposed (3, 4), {dtype}", torch.randn(4, 3, dtype=dtype).t()
+        yield f"every second column, {dtype}", torch.randn(3, 8, dtype=dtype)[:, ::2]
+
+
+def _hooks(model: nn.Module) -> list[tuple[int, str, int]]:
+    """Every hook on the model's modules and parameters, and on all modules of the process."""
+    found = []
+    for number, owner in enumerate((every_module, *model.modules(), *model.parameters())):
+        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(owner, Tensor) else vars(owner)
+        for kind in kinds:
+            registered = getattr(owner, kind)
+            if "hooks" in kind and isinstance(registered, dict):
+                found += [(number, kind, key) for key in registered]
+    return found
+
+
+def _same_hooks(trial: Trial, item: str, model: nn.Module, before: list[tuple[int, str, int]], **hints: Any) -> None:
+    """Pass if the model has the hooks that it had."""
+    after = _hooks(model)
+    more, fewer = len(set(after) - set(before)), len(set(before) - set(after))
+    trial.that(item, not more + fewer, expected="the hooks from before", got=f"{more} more, {fewer} gone", **hints)
+
 
 # ---------------------------------------------------------------- 15-01.1
 
 
-@exercise("15-01.1", "Swish as a Function", stand_in=lambda: SimpleNamespace(apply=F.silu))
+class _Memory(TorchFunctionMode):
+    """Notes the memory that operations make, without keeping it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.made.append((StorageWeakRef(storage), storage.nbytes()))
+        return result
+
+
+def _kept_besides_the_input(apply: Callable[[Tensor], Tensor]) -> int:
+    """Bytes that a call made and that outlive its output, wherever they are kept, while its node lives."""
+    x = torch.randn(64, requires_grad=True)
+    with _Memory() as memory:
+        y = apply(x)
+    node = y.grad_fn  # keeps what is saved for backward
+    del y
+    own = StorageWeakRef(x.untyped_storage())
+    kept = {made.cdata: size for made, size in memory.made if made != own and not made.expired()}
+    del node
+    return sum(kept.values())
+
+
+@exercise(
+    "15-01.1",
+    "Swish as a Function",
+    points=10,
+    stand_in=lambda: SimpleNamespace(apply=F.silu),
+    stand_in_name="F.silu",
+)
 def swish(trial: Trial, answer: Any) -> None:
-    """`answer` is a Function: x · sigmoid(x), saves x only, twice differentiable."""
+    """`answer` is a Function: x · sigmoid(x), keeps x only, twice differentiable."""
     trial.needs(
         "is an autograd Function",
         isinstance(answer, type) and issubclass(answer, Function),
         expected="a class derived from torch.autograd.Function",
         got=repr(answer),
-        hint="class Swish(Function), with static methods forward and backward",
+        hint="see how `Softplus` of section 2 is declared",
     )
-    x = torch.randn(3, 5, requires_grad=True)
-    before = x.detach().clone()
-    y = answer.apply(x)
-    trial.close("forward is x · sigmoid(x)", y.detach(), F.silu(before), hint="x * torch.sigmoid(x)")
-    trial.equal("forward leaves its input as it was", x.detach(), before, hint="no in-place operation on x")
+    apply = answer.apply
 
-    grad_output = torch.linspace(-2, 2, 15).reshape(3, 5)
-    sent = grad_output.clone()
-    got = trial.call(
-        "backward runs",
-        lambda: torch.autograd.grad(y, x, sent)[0],
-        hint="backward(ctx, grad_output) returns one tensor, the gradient of x; what it needs was saved in forward",
-    )
-    reference = before.clone().requires_grad_()
-    (want,) = torch.autograd.grad(F.silu(reference), reference, grad_output)
-    forgot_factor = isinstance(got, Tensor) and torch.allclose(got * grad_output, want, atol=1e-5)
-    trial.that(
-        "backward multiplies by grad_output",
-        not forgot_factor,
-        expected="grad_output · f'(x)",
-        got="f'(x) alone",
-        hint="backward is a vector-Jacobian product: it scales the incoming gradient",
-    )
-    trial.close(
-        "backward is grad_output · f'(x)",
-        got,
-        want,
-        hint="product rule: f'(x) = s · (1 + x · (1 - s)) with s = sigmoid(x)",
-    )
-    trial.equal("backward leaves grad_output as it was", sent, grad_output, hint="no in-place operation on grad_output")
+    def near(case: str, got: Any, want: Tensor) -> None:
+        """As `close`, with room for a few roundings to bfloat16."""
+        room = {"rtol": 0.05, "atol": 0.05} if want.dtype == torch.bfloat16 else {}
+        trial.close(case, got, want, see=3 if case == far else None, **room)
 
-    far = torch.tensor([-100.0, 0.0, 100.0], requires_grad=True)
-    y = answer.apply(far)
-    (slope,) = torch.autograd.grad(y.sum(), far)
-    for item, got, want in (
-        ("no overflow in forward at x = ±100", y.detach(), torch.tensor([0.0, 0.0, 100.0])),
-        ("no overflow in backward at x = ±100", slope, torch.tensor([0.0, 0.5, 1.0])),
+    far = "|x| from 10 to 10⁴"
+    large = 10.0 ** torch.arange(1, 5)
+    large = torch.cat([-large, torch.zeros(1), large])
+    x = large.clone().requires_grad_()
+    apply(x)
+    trial.equal("x stays as it is", x, large, hint="does an operation of forward write into x?")
+    cases = [*_inputs(torch.float32, torch.bfloat16), (far, large)]
+    with trial.group("the value is x · sigmoid(x)", hint="compare forward with the formula, and its dtype with x's"):
+        for case, x in cases:
+            want = F.silu(x)
+            near(case, apply(x.detach().requires_grad_()), want)
+    with trial.group(
+        "the gradient is grad_output · f'(x)", hint="read the contract of backward in section 2 again", see=1
     ):
-        trial.close(item, got, want, hint="exp(x) / (1 + exp(x)) overflows; torch.sigmoid(x) does not")
+        for case, x in cases:
+            x = x.detach().requires_grad_()
+            first, _, reference = apply(x), apply(2 * x), F.silu(x)  # a backward belongs to its own forward
+            sent = torch.randn_like(x)
+            (want,) = torch.autograd.grad(reference, x, sent)
+            for again in (True, False):
+                (got,) = torch.autograd.grad(first, x, sent.clone(), retain_graph=again, allow_unused=True)
+                near(case, got, want)
+        x = torch.randn(3, 4, requires_grad=True)
+        sent = torch.randn(()).expand(3, 4)
+        near(
+            "an expanded grad_output",
+            torch.autograd.grad(apply(x), x, sent)[0],
+            torch.autograd.grad(F.silu(x), x, sent)[0],
+        )
 
-    points = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    for item, verify, hint in (
-        (
-            "gradcheck in float64",
-            gradcheck,
-            "work in x's dtype: a constant tensor of dtype float32 costs the precision that gradcheck needs",
-        ),
-        (
-            "gradgradcheck in float64",
-            gradgradcheck,
-            "compute the sigmoid in backward from the saved x; one kept from forward, or detached, is a constant "
-            "to the second derivative",
-        ),
+    x = torch.randn(3, 4, requires_grad=True)
+    sent = torch.randn_like(x)
+    incoming = sent.clone()
+    torch.autograd.grad(apply(x), x, incoming)
+    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?")
+
+    points = [torch.randn(shape, dtype=torch.float64).t().requires_grad_() for shape in ((), (5,), (2, 3))]
+    with trial.group("gradcheck in float64", hint="is the dtype of x kept in every step?", see=3):
+        for x in points:
+            gradcheck(apply, x)
+    with trial.group(
+        "gradgradcheck in float64", hint="can autograd follow backward, from x and from grad_output?", see=2
     ):
-        problem = _problem(lambda verify=verify: verify(answer.apply, points))
-        trial.that(item, problem is None, expected="True", got=problem, hint=hint)
+        for x in points:
+            gradgradcheck(apply, x)
 
-    saved, attributes, x = _kept_by(answer)
+    kept = _kept_besides_the_input(apply)
     trial.that(
-        "tensors go through save_for_backward",
-        not attributes,
-        expected="no tensor among ctx's attributes",
-        got=f"ctx.{', ctx.'.join(attributes)}",
-        hint="an attribute makes a reference cycle and bypasses the version counter",
+        "keeps its input and no other memory",
+        kept == 0,
+        expected="no more than x itself",
+        got=f"{kept} bytes besides the {64 * 4} of x",
+        hint="what of forward is still referred to when backward has not run?",
     )
-    own = x.untyped_storage()
-    trial.that(
-        "saves its input and nothing else",
-        saved == {own.data_ptr(): own.nbytes()},
-        expected=f"{own.nbytes()} bytes: those of x",
-        got=f"{sum(saved.values())} bytes in {len(saved)} tensors",
-        hint="ctx.save_for_backward(x) alone; recompute the rest",
-    )
-
-
-def _problem(verify: Callable[[], bool]) -> str | None:
-    """First line of what gradcheck or gradgradcheck complains about, or None."""
+    x = torch.randn(3, requires_grad=True)
+    y = apply(x)
+    with torch.no_grad():
+        x.add_(1)
+    noticed = False
     try:
-        verify()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    return None
-
-
-def _kept_by(function: type[Function]) -> tuple[dict[int, int], list[str], Tensor]:
-    """Storages that a call keeps (address → bytes), names of tensor attributes of ctx, and the input."""
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    x = torch.randn(64, requires_grad=True)
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = function.apply(x)
-    attributes = [name for name, value in vars(y.grad_fn).items() if isinstance(value, Tensor)]
-    return saved, attributes, x
+        y.sum().backward()
+    except RuntimeError:
+        noticed = True
+    trial.that(
+        "the input goes through save_for_backward",
+        noticed,
+        expected="backward raises when x was overwritten since forward",
+        got="a gradient from the overwritten x",
+        hint="read 'save_for_backward or an attribute?' in section 2 again",
+    )
 
 
 # ---------------------------------------------------------------- 15-01.2
@@ -141,13 +185,19 @@ class _HookedReversal(nn.Module):
         self.alpha = alpha
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.view_as(x)
+        y = x.clone()
         if y.requires_grad:
             y.register_hook(lambda grad, alpha=self.alpha: -alpha * grad)
         return y
 
 
-@exercise("15-01.2", "Gradient reversal as a Module", stand_in=lambda: _HookedReversal)
+@exercise(
+    "15-01.2",
+    "Gradient reversal as a Module",
+    points=10,
+    stand_in=lambda: _HookedReversal,
+    stand_in_name="a Module with a tensor hook",
+)
 def gradient_reversal(trial: Trial, answer: Any) -> None:
     """`answer(alpha)` is a Module: identity in forward, gradient times -alpha in backward."""
     module = answer(alpha=0.5)
@@ -156,329 +206,438 @@ def gradient_reversal(trial: Trial, answer: Any) -> None:
         isinstance(module, nn.Module) and not list(module.parameters()),
         expected="an nn.Module with no parameters",
         got=f"{type(module).__name__} with {len(list(getattr(module, 'parameters', list)()))} parameters",
-        hint="alpha is a number, not an nn.Parameter",
+        hint="what of it should an optimizer change?",
     )
-    x = torch.randn(2, 3, 4, requires_grad=True)
-    y = module(x)
-    trial.equal("forward is the identity", y.detach(), x.detach(), hint="return x.view_as(x) in the Function's forward")
+    module.train()
 
-    grad_output = torch.randn(2, 3, 4)
-    sent = grad_output.clone()
-    (got,) = torch.autograd.grad(y, x, sent, allow_unused=True)
-    trial.that(
-        "backward is the Function's",
-        got is None or not torch.equal(got, grad_output),
-        expected="a changed gradient",
-        got="the incoming one, unchanged",
-        hint="calling forward yourself makes no node; use ReverseGradient.apply(x, self.alpha)",
-    )
-    trial.close(
-        "gradient is -alpha times the incoming one",
-        got,
-        -0.5 * grad_output,
-        hint="return -ctx.alpha * grad_output: both the sign and the factor",
-    )
-    trial.equal("the incoming gradient is left as it was", sent, grad_output, hint="neg_() and mul_() write into it")
+    with trial.group("returns its input unchanged", hint="what may forward do to the values?", see=1):
+        special = torch.tensor([-0.0, 0.0, torch.nan, torch.inf, -torch.inf, 1e-45])
+        kinds = (torch.float32, torch.float64, torch.bfloat16)
+        for case, x in (*_inputs(*kinds), ("integers", torch.arange(3)), ("special values", special)):
+            for training in (True, False):
+                module.train(training)
+                trial.equal(case, module(x), x)
+                if x.is_floating_point():
+                    trial.equal(case, module(x.clone().requires_grad_()), x)
+    with trial.group(
+        "the gradient is -alpha times the incoming one",
+        hint="does backward of your Function run, and with alpha?",
+        see=2,
+    ):
+        for case, x in _inputs(*kinds):
+            sent = torch.randn_like(x)
+            for alpha in (0.5, -1.5, 0.0, 3):
+                for made in (answer(alpha), answer(alpha=alpha).eval()):
+                    x = x.detach().requires_grad_()
+                    (got,) = torch.autograd.grad(made(x), x, sent.clone(), allow_unused=True)
+                    trial.close(f"alpha {alpha}, {case}, training {made.training}", got, -alpha * sent)
+        x = torch.randn(2, 3, requires_grad=True)
+        ones = torch.ones(2, 3)
+        (got,) = torch.autograd.grad(answer()(x), x, ones.clone(), allow_unused=True)
+        trial.close("no alpha given", got, -ones)
+    x = torch.randn(2, 3, requires_grad=True)
+    sent, ones = torch.randn(2, 3), torch.ones(2, 3)
+    incoming = sent.clone()
+    torch.autograd.grad(answer(0.5)(x), x, incoming)
+    trial.equal("the incoming gradient stays as it is", incoming, sent, hint="does backward write into grad_output?")
 
-    (got,) = torch.autograd.grad((3 * x).sum() + module(x).sum(), x, allow_unused=True)
+    x = torch.randn(2, 3, requires_grad=True)
+    (got,) = torch.autograd.grad([3 * x, answer(0.5)(x)], x, [torch.ones(2, 3), torch.ones(2, 3)], allow_unused=True)
     trial.close(
         "only the path through the module is reversed",
         got,
         torch.full_like(x, 3 - 0.5),
-        hint="the output has to be a new tensor with a node of its own; a hook on the input changes every path",
+        hint="is the output a tensor of its own, or the input itself?",
+        see=1,
     )
-
-    module.alpha = 2.0
-    y = module(x)
-    module.alpha = 7.0
-    (got,) = torch.autograd.grad(y, x, grad_output, allow_unused=True)
-    trial.close(
-        "a backward uses alpha from its own forward",
-        got,
-        -2.0 * grad_output,
-        hint="pass alpha to apply and keep it on ctx; reading self.alpha in backward sees the new value",
-    )
-    module.alpha = 0.0
-    (got,) = torch.autograd.grad(module(x), x, grad_output, allow_unused=True)
-    trial.close(
-        "alpha = 0 gives a gradient of zeros", got, torch.zeros_like(x), hint="zero is a valid factor, not None"
-    )
+    with trial.group("a backward uses alpha of its own forward", hint="at which moment is alpha read?", see=3):
+        module, other, calls = answer(0.5), answer(0.25), []
+        for made, alpha in ((module, 0.5), (module, 2.0), (other, 0.25), (module, 7.0)):
+            x = torch.randn(2, 3, requires_grad=True)
+            if alpha > 1:
+                made.alpha = alpha
+            calls.append((alpha, x, made(x)))
+        for alpha, x, y in calls:
+            (got,) = torch.autograd.grad(y, x, torch.ones(2, 3), allow_unused=True)
+            trial.close(f"the call with alpha {alpha}", got, torch.full_like(x, -alpha))
 
 
 # ---------------------------------------------------------------- 15-01.3
 
 
-def _hook_count(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+class _Argmax(nn.Module):
+    """Returns an integer of no dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach().argmax()
 
 
-def _foreign_hooks_stay(trial: Trial, model: nn.Module, x: Tensor, use: Callable[[], object]) -> None:
-    """Pass if forward hooks that somebody else has put on every submodule are still called after `use()`."""
-    called: set[nn.Module] = set()
-    handles = [m.register_forward_hook(lambda m, args, out: called.add(m)) for m in model.modules()]
-    use()
-    called.clear()
-    with torch.no_grad():
-        model(x)
-    for handle in handles:
-        handle.remove()
-    trial.that(
-        "hooks of others stay",
-        called == set(model.modules()),
-        expected="the hooks that were there before",
-        got="some of them gone",
-        hint="remove your own handles; clearing a module's dictionary of hooks takes everybody's",
-    )
+class _Net(nn.Module):
+    """A submodule called twice, by two names, and overwritten; one not called; dropout; outputs of other kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 5)
+        self.block = nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True))
+        self.again = self.block[0]
+        self.drop = nn.Dropout(0.5)
+        self.top = _Argmax()
+        self.turn = nn.Flatten(0, 1)
+        self.idle = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.block(self.block(self.stem(x))))
+        self.top(x)
+        return self.turn(x[:, ::2])
+
+    def outputs(self, x: Tensor) -> dict[str, list[Tensor]]:
+        """What each submodule returns in a forward, by operators alone."""
+        stem = F.linear(x, self.stem.weight, self.stem.bias)
+        inner, outer = self.block[0].weight, self.block[0].bias
+        one = F.linear(stem, inner, outer)
+        two = F.linear(one.relu(), inner, outer)
+        drop = F.dropout(two.relu(), 0.5, self.training)
+        return {
+            "stem": [stem],
+            "block.0": [one, two],
+            "again": [one, two],
+            "block.1": [one.relu(), two.relu()],
+            "drop": [drop],
+            "top": [drop.argmax()],
+            "turn": [drop[:, ::2].flatten()],
+            "idle": [],
+        }
 
 
-@exercise("15-01.3", "An activation recorder that cleans up")
+def _record(recorder: Any, *steps: Callable[[], object]) -> dict[str, list[Tensor]]:
+    """What the recorder holds after a block with these steps."""
+    with recorder:
+        for step in steps:
+            step()
+    return recorder.activations
+
+
+def _seeded(model: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(0)  # dropout
+    return model(x)
+
+
+@exercise("15-01.3", "An activation recorder that cleans up", points=25)
 def activation_recorder(trial: Trial, answer: Any) -> None:
     """`answer(model, names, to_cpu)` is a context manager that records outputs of submodules."""
-    block = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True))
-    model = nn.Sequential(nn.Linear(4, 6), block, nn.Linear(5, 2))
-    x = torch.randn(3, 4)
-    names = ["0", "1.0", "2"]
-    first = model[0](x)
-    want = {"0": first, "1.0": block[0](first), "2": model(x)}
+    net, x = _Net(), torch.randn(3, 4)
+    handles = [m.register_forward_hook(lambda *_: None) for m in net.modules()]
+    before = _hooks(net)
+    torch.manual_seed(0)
+    names = list(net.outputs(x))
 
-    recorder = answer(model, names)
-    with recorder as entered:
-        output = model(x)
+    recorder = answer(net, names)
+    entered = None
+    with trial.group("activations has the names asked for", hint="has each name, called or not, a list?", see=1):
+        with recorder as entered:
+            _seeded(net, x)
+        recorded = recorder.activations
+        shown = sorted(recorded) if isinstance(recorded, dict) else recorded
+        trial.that("keys", shown == sorted(names), expected=f"a dictionary with the keys {sorted(names)}", got=shown)
     trial.that(
         "`with ... as recorder` gives the recorder",
         entered is recorder,
         expected="the recorder itself",
         got=repr(entered),
-        hint="__enter__ returns self",
+        hint="what does `as` bind?",
     )
-    recorded = recorder.activations
-    trial.that(
-        "has the names asked for",
-        isinstance(recorded, dict) and sorted(recorded) == sorted(names),
-        expected=str(sorted(names)),
-        got=str(sorted(recorded) if isinstance(recorded, dict) else recorded),
-        hint="activations is a dictionary with one entry for each name",
-    )
-    trial.that(
-        "keeps a list with one tensor for each call",
-        all(isinstance(v, list) and len(v) == 1 for v in recorded.values()),
-        expected="lists of length 1 after one forward",
-        got=str({k: len(v) if isinstance(v, list) else type(v).__name__ for k, v in recorded.items()}),
-        hint="append to a list: a submodule may be called several times; and a hook made in a loop sees the loop's "
-        "last name unless it binds its own (name=name)",
-    )
-    for name in names:
-        trial.close(
-            f"output of {name!r} as it was when recorded",
-            recorded[name][0].detach(),
-            want[name].detach(),
-            hint="a later in-place ReLU writes into the same memory: detach().clone()",
-        )
+    with trial.group(
+        "one tensor for each call, equal to the output when it was recorded",
+        hint="which hook appends where, and is the memory that it stores written to later?",
+        see=2,
+    ):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for training, to_cpu in ((True, True), (False, True), (True, False), (False, False)):
+                net.to(dtype).train(training)
+                x = torch.randn(3, 4, dtype=dtype)
+                torch.manual_seed(0)
+                want = net.outputs(x)
+                recorded = _record(answer(net, names, to_cpu=to_cpu), lambda x=x: _seeded(net, x))
+                for name in names:
+                    got = recorded[name]
+                    case = f"{name!r}, {dtype}, to_cpu={to_cpu}"
+                    trial.that(
+                        f"calls of {case}",
+                        isinstance(got, list) and len(got) == len(want[name]),
+                        expected=f"a list of {len(want[name])} tensors",
+                        got=f"{len(got)} tensors" if isinstance(got, list) else type(got).__name__,
+                        hint="which hook appends to which list?",
+                        see=4,
+                    )
+                    for made, right in zip(got, want[name], strict=True):
+                        trial.equal(case, made, right)
+    net.float().train()
+    x = torch.randn(3, 4)
+    recorded = _record(answer(net, names), lambda: net(x))
     trial.that(
         "recordings are detached",
-        not any(v[0].requires_grad for v in recorded.values()),
+        not any(tensor.requires_grad for tensors in recorded.values() for tensor in tensors),
         expected="requires_grad False",
         got="a tensor that keeps the graph alive",
-        hint="output.detach()",
+        hint="what does a stored output still refer to?",
     )
-    trial.that(
-        "the model's own output still has its graph",
-        output.requires_grad,
-        expected="requires_grad True",
-        got="False",
-        hint="the hook must return None, and the block must not switch autograd off",
-    )
-    trial.equal("no hook is left after the block", _hook_count(model), 0, hint="remove every handle in __exit__")
+    with trial.group(
+        "the model computes and learns as without the recorder",
+        hint="does a hook return something, or the block change a mode?",
+        see=4,
+    ):
+        net.train()
+        modes, results = [module.training for module in net.modules()], []
+        for block in (answer(net, names), answer(net, [])):
+            net.zero_grad()
+            with block:
+                output = _seeded(net, x)
+            output.sum().backward()
+            results.append([output, *(p.grad for p in net.parameters() if p.grad is not None)])
+        trial.equal("output and gradients", results[0], results[1])
+        trial.equal("modes", [module.training for module in net.modules()], modes)
 
-    with recorder:
-        model(x)
-        model(x)
-    trial.equal(
-        "entering again starts afresh",
-        [len(v) for v in recorder.activations.values()],
-        [2, 2, 2],
-        hint="empty the lists in __enter__; two calls in the block give two entries",
-    )
+    with trial.group("your hooks are gone and those of others are there", hint="which handles are yours?", see=3):
+        late: list[Any] = []
 
-    raised = False
-    try:
-        with recorder:
-            model(x)
-            model(torch.randn(3, 9))
-    except RuntimeError:
-        raised = True
-    trial.that(
-        "an exception in the block goes on",
-        raised,
-        expected="the block's RuntimeError",
-        got="no exception",
-        hint="__exit__ returns None (or False); True would swallow it",
-    )
-    trial.equal("no hook is left after an exception", _hook_count(model), 0, hint="__exit__ runs in this case too")
-    trial.that(
-        "what was recorded before the exception is kept",
-        len(recorder.activations["2"]) == 1,
-        expected="1 recording of '2'",
-        got=f"{len(recorder.activations['2'])}",
-        hint="don't clear the lists in __exit__",
-    )
+        def someone_else() -> None:
+            late.append(net.stem.register_forward_hook(lambda *_: None))
+
+        def fails() -> None:
+            net(torch.randn(3, 9))
+
+        _same_hooks(trial, "after blocks", net, before)
+        _record(recorder, someone_else)
+        new = [hook[-1] for hook in _hooks(net) if hook not in before]
+        trial.equal("after a block in which somebody else registered one: new hooks", new, [late[0].id])
+        late[0].remove()
+        with suppress(RuntimeError):
+            _record(recorder, fails)
+        _same_hooks(trial, "after an exception", net, before)
+        outer, inner = answer(net, ["stem"]), answer(net, ["stem"])
+        outer.__enter__()
+        inner.__enter__()
+        net(x)
+        outer.__exit__(None, None, None)
+        net(x)
+        inner.__exit__(None, None, None)
+        net(x)
+        counts = [len(one.activations["stem"]) for one in (outer, inner)]
+        trial.equal("calls that two overlapping recorders saw", counts, [1, 2])
+    for handle in handles:
+        handle.remove()
 
     error: BaseException | None = None
+    recorder = answer(net, ["stem"])
     try:
-        with answer(model, ["0", "nowhere"]):
-            pass
-    except (KeyError, AttributeError) as caught:
+        _record(recorder, lambda: net(x), fails)
+    except RuntimeError as caught:
         error = caught
     trial.that(
-        "an unknown name raises KeyError",
-        isinstance(error, KeyError) and "nowhere" in str(error),
-        expected="KeyError naming 'nowhere'",
-        got=repr(error),
-        hint="look each name up in dict(model.named_modules())",
+        "an exception goes on",
+        error is not None,
+        expected="the block's RuntimeError",
+        got="no exception",
+        hint="what does __exit__ return?",
+        see=3,
     )
-    trial.equal(
-        "no hook is left after an unknown name",
-        _hook_count(model),
-        0,
-        hint="look up every name before the first hook is registered: __exit__ does not run when __enter__ raises",
+    trial.that(
+        "the recordings stay after an exception",
+        len(recorder.activations.get("stem", ())) == 1,
+        expected="1 recording of 'stem'",
+        got=f"{len(recorder.activations.get('stem', ()))}",
+        hint="what does __exit__ do with them?",
     )
+    counts = [len(_record(recorder, *[lambda: net(x)] * calls)["stem"]) for calls in (2, 1)]
+    trial.equal("entering again starts afresh", counts, [2, 1], hint="where are the lists made?")
 
-    def record() -> None:
-        with recorder:
-            model(x)
+    before = _hooks(net)
+    with trial.group("an unknown name raises KeyError on entering", hint="when is a name looked up?", see=1):
+        for name in ("nowhere", "block.7", "stem.weight"):
+            recorder = answer(net, ["stem", name])
+            try:
+                recorder.__enter__()
+                error = None
+                recorder.__exit__(None, None, None)
+            except Exception as caught:
+                error = caught
+            trial.that(
+                name,
+                isinstance(error, KeyError) and name in str(error),
+                expected=f"KeyError naming {name!r}",
+                got=repr(error),
+            )
+    item = "no hook is left after an unknown name"
+    _same_hooks(trial, item, net, before, hint="what was registered before it raised?", see=1)
 
-    _foreign_hooks_stay(trial, model, x, record)
-
-    # the meta device holds no data, so a copy to the CPU raises: an answer that keeps to_cpu=False passes
-    elsewhere = nn.Sequential(nn.Linear(4, 2, device="meta"))
-    with answer(elsewhere, ["0"], to_cpu=False) as staying:
-        trial.call(
-            "to_cpu=False leaves tensors on their device",
-            lambda: elsewhere(torch.empty(3, 4, device="meta")),
-            hint="copy to the CPU only if self.to_cpu is true",
-        )
-    trial.equal(
-        "to_cpu=False leaves tensors on their device",
-        str(staying.activations["0"][0].device),
-        "meta",
-        hint="copy to the CPU only if self.to_cpu is true",
-    )
-    if torch.cuda.is_available():
-        there = nn.Sequential(nn.Linear(4, 2, device="cuda"))
-        with answer(there, ["0"]) as moving:
-            there(torch.empty(3, 4, device="cuda"))
-        trial.equal(
-            "to_cpu=True moves them",
-            str(moving.activations["0"][0].device),
-            "cpu",
-            hint="output.detach().clone().cpu()",
-        )
+    # the meta device holds no data: a copy to the CPU raises there, so it can stand for a device elsewhere
+    there, x = nn.Sequential(nn.Linear(4, 2, device="meta")), torch.empty(3, 4, device="meta")
+    with trial.group("to_cpu=False leaves them on the output's device", hint="is to_cpu looked at?", see=2):
+        outputs = []
+        (kept,) = _record(answer(there, ["0"], to_cpu=False), lambda: outputs.append(there(x)))["0"]
+        trial.equal("device", str(kept.device), "meta")
+        shared = kept.untyped_storage()._cdata == outputs[0].untyped_storage()._cdata
+        trial.that("memory", not shared, expected="a copy", got="the output's own memory")
+    left: list[str] = []
+    with suppress(NotImplementedError, RuntimeError, TypeError):
+        left = [str(kept.device) for kept in _record(answer(there, ["0"]), lambda: there(x))["0"] if not kept.is_cpu]
+    item = "by default they are moved to the CPU"
+    trial.that(item, not left, expected="device cpu", got=left, hint="where are the recordings of a GPU's model?")
 
 
 # ---------------------------------------------------------------- 15-01.4
 
 
-def _net_with_dead_units() -> tuple[nn.Sequential, list[Tensor], dict[str, Tensor]]:
-    """A small net in mixed modes, two batches, and which units are dead on them by construction."""
-    conv, norm, linear = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Linear(12, 4)
+class _Shift(nn.Module):
+    """Overwrites its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class _WithSpare(nn.Module):
+    """Calls `body` and leaves a ReLU uncalled."""
+
+    def __init__(self, *body: nn.Module) -> None:
+        super().__init__()
+        self.spare, self.body = nn.ReLU(), nn.Sequential(*body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def _relu_net(dims: int) -> tuple[_WithSpare, Callable[[int], Tensor]]:
+    """A random net of linear layers (dims 0) or convolutions, with units that are seldom or never active; and what
+    makes a batch of a given size for it."""
+    if dims == 0:
+        twice = nn.ReLU()
+        inner = nn.Sequential(nn.Dropout(0.9), nn.Linear(6, 5), nn.ReLU(inplace=True), _Shift())
+        net = _WithSpare(nn.Linear(3, 6), twice, inner, nn.Linear(5, 6), twice, nn.Linear(6, 1), nn.ReLU())
+    else:
+        conv, norm = (getattr(nn, f"{name}{dims}d") for name in ("Conv", "BatchNorm"))
+        frozen = norm(6).requires_grad_(False).eval()  # as in fine-tuning
+        top = nn.Sequential(nn.Dropout(0.9), conv(6, 5, 1), norm(5), nn.ReLU())
+        net = _WithSpare(conv(1, 6, 2), frozen, nn.ReLU(), top)
     with torch.no_grad():
-        conv.weight.fill_(1.0)
-        conv.bias.copy_(torch.tensor([0.0, -100.0, -5.0]))  # channel 1 never, channel 2 for inputs above 5 only
-        linear.weight.zero_()
-        linear.bias.copy_(torch.tensor([1.0, -1.0, 0.0, 2.0]))  # units 1 and 2 are never above zero
-    head = nn.Sequential(linear, nn.ReLU())
-    net = nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), nn.Dropout(0.9), head)
-    net.train()
-    norm.eval()  # frozen statistics, as in fine-tuning
-    quiet = torch.rand(4, 1, 2, 2)
-    loud = quiet.clone()
-    loud[2, 0, 1, 1] = 9.0  # one position of one image wakes channel 2
-    dead = {"2": torch.tensor([False, True, False]), "5.1": torch.tensor([False, True, True, False])}
-    return net, [loud, quiet], dead
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias"):
+                parameter.uniform_(-2.0, 0.5)
+    return net, lambda size: torch.randn(size, *((3,), (1, 3), (1, 3, 4), (1, 2, 3, 4))[dims])
 
 
-@exercise("15-01.4", "A dead-unit detector")
+def _leaves(body: nn.Sequential) -> Iterator[nn.Module]:
+    for module in body:
+        yield from _leaves(module) if isinstance(module, nn.Sequential) else [module]
+
+
+@torch.no_grad()
+def _dead_by_definition(net: _WithSpare, batches: list[Tensor]) -> dict[str, Tensor]:
+    """The definition, word for word: every output kept, module by module, and looked at one unit at a time."""
+    net = copy.deepcopy(net).eval()
+    outputs: dict[nn.Module, list[Tensor]] = {}
+    for x in batches:
+        for module in _leaves(net.body):
+            x = module(x)
+            if isinstance(module, nn.ReLU):
+                outputs.setdefault(module, []).append(x.clone())
+    dead = {}
+    for name, module in net.named_modules():
+        if module in outputs:
+            units = range(outputs[module][0].shape[1])
+            dead[name] = torch.tensor([not any(y.select(1, unit).any() for y in outputs[module]) for unit in units])
+    return dead
+
+
+@exercise("15-01.4", "A dead-unit detector", points=25)
 def dead_units(trial: Trial, answer: Any) -> None:
     """`answer(model, batches)` returns ReLU name → bool tensor, True where a unit was always zero."""
-    net, batches, want = _net_with_dead_units()
-    net(batches[0]).sum().backward()
-    grads = {name: p.grad.clone() for name, p in net.named_parameters()}
-    before = copy.deepcopy(net.state_dict())
-    modes = [m.training for m in net.modules()]
-    watched: list[tuple[bool, bool]] = []
-    handle = net[5].register_forward_hook(lambda m, args, out: watched.append((net[4].training, out.requires_grad)))
-    got = answer(net, batches)
-    handle.remove()
+    net, batch = _relu_net(dims=0)
+    got, want = answer(net, [batch(3)]), sorted(_dead_by_definition(net, [batch(3)]))
     trial.that(
-        "names every nn.ReLU and nothing else",
-        isinstance(got, dict) and sorted(got) == sorted(want),
-        expected=str(sorted(want)),
+        "has the name of every nn.ReLU that was called, and no other",
+        isinstance(got, dict) and sorted(got) == want,
+        expected=str(want),
         got=str(sorted(got) if isinstance(got, dict) else got),
-        hint="[n for n, m in model.named_modules() if isinstance(m, nn.ReLU)]: nested ones too",
+        hint="this net has nested ones, one that is used twice and one that is not called",
     )
-    for name, kind in (("5.1", "linear layer"), ("2", "convolution")):
-        trial.equal(
-            f"units of the {kind}",
-            got[name],
-            want[name],
-            hint="bool, shape (units,); a channel is alive if it is above zero at any position of any image of any "
-            "batch, and exactly zero is not active",
-        )
-    trial.equal("the other order of batches gives the same", answer(net, batches[::-1])["2"], want["2"], hint="combine "
-        "the batches with 'or': the last one must not replace the others")  # fmt: skip
+    with trial.group("a unit is dead if all its outputs are zero", hint="which outputs belong to one unit?", see=1):
+        for dims in (0, 1, 2, 3):
+            for _ in range(6):
+                net, batch = _relu_net(dims)
+                batches = [batch(random.randint(1, 4)) for _ in range(random.randint(1, 4))]
+                sizes = [len(x) for x in batches]
+                net.eval()  # the pass has an item of its own
+                layers = f"{dims}-d convolutions" if dims else "linear layers"
+                got = answer(net, batches)
+                for name, want in _dead_by_definition(net, batches).items():
+                    trial.equal(f"{name}, {layers}, batches of {sizes}", got[name], want)
+        for dtype, little in ((torch.float32, 1e-38), (torch.bfloat16, 1e-38), (torch.float64, 1e-300)):
+            net = _WithSpare(nn.Linear(1, 4, bias=False), nn.ReLU()).to(dtype)
+            with torch.no_grad():
+                net.body[0].weight.copy_(torch.tensor([[0], [little], [1], [-1]], dtype=torch.float64))
+            got = answer(net, [torch.tensor([[0.0], [1.0]], dtype=dtype)])
+            trial.equal(f"outputs 0 or {little}, {dtype}", got["body.1"], torch.tensor([True, False, False, True]))
+
+    net, batch = _relu_net(dims=2)
+    batches = [batch(4), batch(3)]
+    net(batches[0]).sum().backward()
+    before = copy.deepcopy([(name, p, p.requires_grad, p.grad) for name, p in net.named_parameters()])
+    buffers, modes = copy.deepcopy(dict(net.named_buffers())), [m.training for m in net.modules()]
+    passes: list[tuple[bool, bool]] = []
+    for module in net.modules():
+        module.register_forward_hook(lambda m, args, out: passes.append((m.training, out.requires_grad)))
+    hooks = _hooks(net)
+    with trial.group("autograd is on or off as it was", hint="who turns it off, and who on again?", see=3):
+        for on in (True, False):
+            with torch.set_grad_enabled(on):
+                answer(net, batches)
+                trial.equal(f"was {'on' if on else 'off'}", torch.is_grad_enabled(), on)
+            if on:
+                seen = list(passes)
     trial.that(
         "runs in eval mode",
-        not any(training for training, _ in watched),
-        expected="model.eval() during the pass",
-        got="dropout was active",
-        hint="in train mode dropout and batch statistics change what a unit sees",
+        not any(training for training, _ in seen),
+        expected="no submodule in train mode during the pass",
+        got="some in train mode",
+        hint="what do dropout and batch norm do to what a unit sees?",
+        see=3,
     )
     trial.that(
         "records no graph",
-        not any(graph for _, graph in watched),
-        expected="torch.no_grad()",
+        not any(graph for _, graph in seen),
+        expected="outputs without requires_grad",
         got="outputs with requires_grad",
-        hint="wrap the pass in torch.no_grad()",
+        hint="what does autograd keep during the pass?",
+        see=3,
     )
-    trial.equal(
-        "every module is in the mode it was in",
-        [m.training for m in net.modules()],
-        modes,
-        hint="model.train() sets all submodules; one that was frozen in eval mode must stay so: note each module's own",
-    )
-    after = net.state_dict()
-    trial.that(
-        "parameters and buffers are unchanged",
-        all(torch.equal(before[k], after[k]) for k in before),
-        expected="the same state_dict",
-        got="a changed one",
-        hint="batch norm updates its running statistics in train mode",
-    )
-    trial.that(
-        "gradients are untouched",
-        all(p.grad is not None and torch.equal(p.grad, grads[name]) for name, p in net.named_parameters()),
-        expected="the gradients from before",
-        got="others, or none",
-        hint="without a graph there is nothing to zero: no zero_grad",
-    )
-    trial.equal("no hook is left", _hook_count(net), 0, hint="remove the handles, in finally")
-    _foreign_hooks_stay(trial, net, batches[0], lambda: answer(net, batches))
-    bad = [batches[0], torch.zeros(1, 7, 2, 2)]
-    with contextlib.suppress(RuntimeError):
-        answer(net, bad)
-    trial.equal(
-        "no hook is left and the modes are back after a batch that raises",
-        (_hook_count(net), [m.training for m in net.modules()]),
-        (0, modes),
-        hint="put the pass into try and the restoring into finally",
-    )
+    item = "each submodule is in the mode it was in"
+    trial.equal(item, [m.training for m in net.modules()], modes, hint="had all of them the same mode?", see=3)
+    with trial.group("parameters, buffers and gradients are untouched", hint="what else has the pass changed?", see=3):
+        trial.equal("buffers", dict(net.named_buffers()), buffers)
+        for (name, p), (_, value, flag, grad) in zip(net.named_parameters(), before, strict=True):
+            trial.equal(name, p.detach(), value)
+            trial.equal(f"{name}.requires_grad", p.requires_grad, flag)
+            trial.equal(f"{name}.grad", p.grad, grad)
+    _same_hooks(trial, "the hooks are those from before", net, hooks, hint="which of them are yours?", see=3)
+
+    modes, hooks, error = [m.training for m in net.modules()], _hooks(net), None
+    try:
+        answer(net, [batches[0], torch.zeros(1, 7, 2, 2), batches[1]])
+    except RuntimeError as caught:
+        error = caught
+    item = "an exception goes on"
+    trial.that(item, error is not None, expected="the model's RuntimeError", got="no exception", hint="who catches it?")
+    with trial.group("everything is restored after an exception too", hint="which of your lines still run?", see=3):
+        trial.equal("modes", [m.training for m in net.modules()], modes)
+        trial.equal("autograd is on", torch.is_grad_enabled(), True)
+        _same_hooks(trial, "hooks", net, hooks)
 
 
 # ---------------------------------------------------------------- 15-01.5
 
 
 class _TiedNet(nn.Module):
-    """One weight used twice, one frozen layer, one parameter that no output depends on."""
+    """A weight used twice, a frozen layer, a parameter that no output depends on, one number, two heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,111 +646,107 @@ class _TiedNet(nn.Module):
         self.second.weight = self.first.weight
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
         self.unused = nn.Parameter(torch.ones(3))
-        self.head = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.heads = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.frozen(torch.tanh(self.second(torch.tanh(self.first(x))))))
+    def forward(self, x: Tensor, head: int = 0) -> Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.scale * self.heads[head](self.frozen(x))
 
 
-def _post_hook_count(model: nn.Module) -> int:
-    return sum(
-        len(getattr(p, "_post_accumulate_grad_hooks", None) or ()) + len(p._backward_hooks or ())
-        for p in model.parameters()
+def _twins(dtype: torch.dtype = torch.float32) -> tuple[_TiedNet, _TiedNet]:
+    net = _TiedNet().to(dtype)
+    return net, copy.deepcopy(net)
+
+
+def _backward(nets: tuple[_TiedNet, ...], scale: float = 1.0, head: int = 0) -> None:
+    """One backward on the same random data for each net; adds to its gradients."""
+    dtype = nets[0].scale.dtype
+    x, y = torch.randn(8, 6, dtype=dtype), torch.randn(8, 3, dtype=dtype)
+    for net in nets:
+        (scale * F.mse_loss(net(x, head), y)).backward()
+
+
+def _gradients(net: nn.Module) -> dict[str, Tensor | None]:
+    return {name: p.grad for name, p in net.named_parameters()}
+
+
+def _undo(trial: Trial, made: Any) -> Callable[[], object]:
+    """What an answer returned, which must be a function."""
+    trial.needs(
+        "returns a function",
+        callable(made),
+        expected="a function that removes the hooks",
+        got=repr(made),
+        hint="see what the signature returns",
     )
+    return made
 
 
-def _loss(model: nn.Module, seed: int, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
-    return scale * F.mse_loss(model(x), y)
+def _undoes(
+    trial: Trial,
+    undo: Callable[[], object],
+    net: _TiedNet,
+    bystander: nn.Module,
+    hooks: list[tuple[int, str, int]],
+    **see: int,
+) -> None:
+    """Pass if `undo` leaves the hooks from before, those that others added since, and a net that accumulates only.
+
+    `bystander` is a model that the answer was called on too.
+    """
+    elsewhere = _hooks(bystander)
+    others = net.first.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with trial.group("undoing removes your hooks and no others", hint="which handles are yours?", **see):
+        undo()
+        after = _hooks(net)
+        trial.equal("new hooks", [hook[-1] for hook in after if hook not in hooks], [others.id])
+        trial.equal("hooks from before that are gone", [hook for hook in hooks if hook not in after], [])
+        trial.equal("hooks that another model has lost", [h for h in elsewhere if h not in _hooks(bystander)], [])
+        net.zero_grad()
+        usual = copy.deepcopy(net)
+        _backward((net, usual), 20.0)
+        trial.equal("gradients of a backward", _gradients(net), _gradients(usual))
+        trial.equal("parameters after it", net.state_dict(), usual.state_dict())
 
 
-@exercise("15-01.5", "Clip as the gradient arrives")
+@exercise("15-01.5", "Clip as the gradient arrives", points=10)
 def clip_at_accumulation(trial: Trial, answer: Any) -> None:
     """`answer(model, limit)` clips at accumulation and returns a function that undoes it."""
-    model = _TiedNet()
-    usual = copy.deepcopy(model)
-    limit = 0.0625  # a power of two: the same number in float32 and in Python
-    remove = answer(model, limit)
-    trial.that(
-        "returns a function",
-        callable(remove),
-        expected="a function that removes the hooks",
-        got=repr(remove),
-        hint="keep the handles in a list and return a function that removes each",
-    )
-    model.zero_grad()
-    _loss(model, seed=1, scale=20.0).backward()
-    largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
-    trial.that(
-        "no gradient is beyond the limit",
-        largest <= limit,
-        expected=f"at most {limit}",
-        got=f"{largest:.3g}",
-        hint="change param.grad itself: clamp_ (with underscore) in a post-accumulate hook; clamp makes a new tensor",
-    )
-    for item, fresh in (("after one backward", True), ("after a second one without zero_grad", False)):
-        for net in (model, usual):
-            if fresh:
-                net.zero_grad()
-            _loss(net, seed=1, scale=20.0).backward()
-        clip_grad_value_(usual.parameters(), limit)
-        _same_gradients(
-            trial,
-            f"gradients equal clip_grad_value_ bit for bit, {item}",
-            model,
-            usual,
-            "clamp param.grad to [-limit, limit] in a post-accumulate hook; a tensor hook sees only what is added, "
-            "not the sum",
-        )
-    trial.equal(
-        "weights are not touched",
-        [torch.equal(a, b) for a, b in zip(model.parameters(), usual.parameters(), strict=True)],
-        [True] * len(list(usual.parameters())),
-        hint="clip param.grad, not param",
-    )
-    other = nn.Linear(2, 1)
-    stop = answer(other, 0.01)
-    other(torch.full((1, 2), 50.0)).sum().backward()
-    trial.close(
-        "a second model may have another limit",
-        other.weight.grad,
-        torch.full((1, 2), 0.01),
-        hint="use the limit that was given, not a constant",
-    )
-    stop()
-
-    foreign = model.head.weight.register_post_accumulate_grad_hook(lambda p: None)
-    remove()
-    trial.equal(
-        "after undoing, only a hook of somebody else's is left",
-        _post_hook_count(model),
-        1,
-        hint="remove the handle of every parameter, and no hook that isn't yours",
-    )
-    foreign.remove()
-    for net in (model, usual):
-        net.zero_grad()
-        _loss(net, seed=3, scale=20.0).backward()
-    _same_gradients(
-        trial, "gradients are unclipped after undoing", model, usual, "remove the handle of every parameter"
-    )
-
-
-def _same_gradients(trial: Trial, item: str, model: nn.Module, usual: nn.Module, hint: str) -> None:
-    for (name, p), q in zip(model.named_parameters(), usual.parameters(), strict=True):
-        if (p.grad is None) != (q.grad is None):
-            trial.that(
-                item,
-                False,
-                expected=f"{name}.grad is {'None' if q.grad is None else 'a tensor'}",
-                got="the opposite",
-                hint="frozen and unused parameters have no gradient; all others have one",
-            )
-        if q.grad is not None and not torch.equal(p.grad, q.grad):
-            where = f"{name}: {p.grad.flatten()[:3].tolist()} ..."
-            trial.that(item, False, expected=f"{name}: {q.grad.flatten()[:3].tolist()} ...", got=where, hint=hint)
-    trial.passes(item)
+    net, usual = _twins()
+    stale = {"frozen.weight": net.frozen.weight, "unused": net.unused, "heads.1.weight": net.heads[1].weight}
+    for parameter in stale.values():
+        parameter.grad = torch.full_like(parameter, 9.0)
+    net.scale.register_hook(lambda grad: None)
+    hooks = _hooks(net)
+    undo = _undo(trial, answer(net, 0.0625))
+    _backward((net, usual), 20.0)
+    with trial.group(
+        "weights, frozen and unreached gradients are left alone", hint="what does your hook write to?", see=2
+    ):
+        for (name, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
+            trial.equal(f"{name} itself", p.detach(), q.detach())
+        for name, p in stale.items():
+            trial.equal(f"{name}.grad", p.grad, torch.full_like(p, 9.0))
+    with trial.group(
+        "gradients equal clip_grad_value_'s bit for bit", hint="what exactly is clipped, and when?", see=1
+    ):
+        for case in range(30):
+            dtype = (torch.float32, torch.float64, torch.bfloat16)[case % 3]
+            pair, limit = _twins(dtype), random.choice((0.1, 0.02, 0.003, 1))
+            answer(pair[0], limit)
+            for step in range(3):  # without zero_grad between
+                scale = random.choice((0.01, -1.0, 20.0)) if case else float("inf")
+                _backward(pair, scale, head=step % 2)
+                clip_grad_value_(pair[1].parameters(), limit)
+                trial.equal(f"limit {limit}, {dtype}, backward {step + 1}", *map(_gradients, pair))
+        pair, others = _twins(), _twins()
+        answer(pair[0], 0.01)
+        answer(others[0], 2.0)
+        _backward(pair, 20.0)
+        clip_grad_value_(pair[1].parameters(), 0.01)
+        trial.equal("the first of two models with two limits", *map(_gradients, pair))
+    _undoes(trial, undo, net, others[0], hooks, see=3)
 
 
 # ---------------------------------------------------------------- 15-01.6
@@ -599,7 +754,7 @@ def _same_gradients(trial: Trial, item: str, model: nn.Module, usual: nn.Module,
 
 def _step_in_backward(
     model: nn.Module, make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """Stand-in: one optimizer a parameter, stepped by its post-accumulate hook."""
     optimizers = {param: make_optimizer([param]) for param in model.parameters() if param.requires_grad}
 
@@ -608,69 +763,68 @@ def _step_in_backward(
         optimizers[param].zero_grad()
 
     handles = [param.register_post_accumulate_grad_hook(step) for param in optimizers]
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return remove
+    return lambda: [handle.remove() for handle in handles]
 
 
-@exercise("15-01.6", "An optimizer in backward", stand_in=lambda: _step_in_backward)
+@exercise(
+    "15-01.6",
+    "Stretch: an optimizer in backward",
+    points=20,
+    stand_in=lambda: _step_in_backward,
+    stand_in_name="the course's own",
+)
 def step_in_backward(trial: Trial, answer: Any) -> None:
     """`answer(model, make_optimizer)` makes backward train; returns a function that undoes it."""
+    optim = torch.optim
     makers = {
-        "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
-        "Adam": lambda params: torch.optim.Adam(params, lr=0.01),
+        "SGD": lambda params: optim.SGD(params, lr=0.1),
+        "SGD with momentum": lambda params: optim.SGD(params, lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True),
+        "Adam": lambda params: optim.Adam(params, lr=0.01),
+        "AdamW": lambda params: optim.AdamW(params, lr=0.03, amsgrad=True),
+        "RMSprop": lambda params: optim.RMSprop(params, lr=0.01),
     }
-    for label, make in makers.items():
-        model = _TiedNet()
-        usual = copy.deepcopy(model)
-        optimizer = make([p for p in usual.parameters() if p.requires_grad])
-        remove = answer(model, make)
-        trial.that(
-            f"{label}: returns a function",
-            callable(remove),
-            expected="a function that removes the hooks",
-            got=repr(remove),
-            hint="keep the handles in a list and return a function that removes each",
-        )
-        held: list[int] = []
-        counters = [
-            p.register_post_accumulate_grad_hook(
-                lambda _, model=model, held=held: held.append(sum(q.grad is not None for q in model.parameters()))
-            )
-            for p in model.parameters()
-            if p.requires_grad
-        ]
-        for seed in range(4):
-            _loss(model, seed).backward()
-            optimizer.zero_grad()
-            _loss(usual, seed).backward()
-            optimizer.step()
-        for counter in counters:
-            counter.remove()
-        trial.equal(
-            f"{label}: every gradient is dropped as soon as it was used",
-            (max(held), [p.grad for p in model.parameters()]),
-            (0, [None] * len(list(model.parameters()))),
-            hint="set param.grad = None in the hook, right after the step; zeros still take memory",
-        )
-        different = [
-            n for (n, p), q in zip(model.named_parameters(), usual.parameters(), strict=True) if not p.equal(q)
-        ]
-        trial.that(
-            f"{label}: parameters after 4 steps equal the usual loop's",
-            not different,
-            expected="the same bits in every parameter",
-            got=f"other values in {', '.join(different)}",
-            hint="step each parameter once, with its own optimizer (a function made in a loop sees the last one: "
-            "look it up by parameter), built once, since Adam's state lives in it",
-        )
-        remove()
-        trial.equal(
-            f"{label}: no hook is left after undoing",
-            _post_hook_count(model),
-            0,
-            hint="remove the handle of every parameter",
-        )
+    undone, _ = _twins()
+    undone.scale.register_post_accumulate_grad_hook(lambda p: None)
+    hooks, start = _hooks(undone), {p: p.detach().clone() for p in undone.parameters()}
+    undo = _undo(trial, answer(undone, makers["SGD"]))
+    arrived: list[Tensor] = []
+    late: list[Tensor] = []
+
+    def watch(param: Tensor) -> None:  # what arrives now may still be dealt with after this hook
+        late.extend(p for p in arrived if p.grad is not None or torch.equal(p, start[p]))
+        arrived.append(param)
+
+    handles = [p.register_post_accumulate_grad_hook(watch) for p in undone.parameters() if p.requires_grad]
+    _backward((undone,))
+    for handle in handles:
+        handle.remove()
+    trial.equal(
+        "each parameter is updated and its gradient dropped before the next one comes",
+        (len(late), sum(p.grad is not None for p in arrived)),
+        (0, 0),
+        hint="what is left in memory when the next gradient arrives?",
+    )
+    with trial.group(
+        "parameters equal the usual loop's bit for bit", hint="which optimizer steps what, and how often?", see=1
+    ):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            pairs = {name: _twins(dtype) for name in makers}
+            optimizers = {}
+            for name, (net, usual) in pairs.items():
+                answer(net, makers[name])
+                optimizers[name] = makers[name]([p for p in usual.parameters() if p.requires_grad])
+            for head in (0, 0, 1, 0, 1):  # one head has no gradient
+                for name, (net, usual) in pairs.items():
+                    optimizers[name].zero_grad()
+                    _backward((net, usual), head=head)
+                    optimizers[name].step()
+            for name, (net, usual) in pairs.items():
+                for (parameter, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
+                    trial.equal(f"{parameter}, {name}, {dtype}", p.detach(), q.detach())
+    net, _ = _twins()
+    bias = net.frozen.bias.detach().clone()
+    net.frozen.bias.grad = torch.ones_like(bias)  # from before it was frozen
+    answer(net, makers["SGD"])
+    _backward((net,))
+    trial.equal("frozen parameters stay", net.frozen.bias.detach(), bias, hint="which parameters get a hook?", see=2)
+    _undoes(trial, undo, undone, net, hooks)

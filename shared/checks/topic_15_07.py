@@ -61,8 +61,8 @@ def plan(trial: Trial, answer: Any) -> None:
     cases: list[tuple[int, ...]] = [
         arguments for size in sorted(sizes) if size > 0 for arguments in ((size,), (size, 1))
     ]
-    for divisions in (2, 4, 8, 16, 64):
-        some = {512 * divisions + by for by in (-512, -1, 0, 1, 512)} | {
+    for divisions in (2, 4, 8, 16, 1024):
+        some = {512 * divisions + by for by in (-512, -511, -1, 0, 1, 512)} | {
             2**k + by for k in (9, 16, 25) for by in (-1, 0, 1)
         }
         some |= {int(2 ** generator.uniform(0, 34)) for _ in range(30)} | {9 * MIB + 1}
@@ -82,7 +82,7 @@ def plan(trial: Trial, answer: Any) -> None:
         hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d == 1)
     with trial.group("the block, with divisions: requests that are not large enough for them", hint=ask):
         hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d > 1 and s <= 512 * d)
-    with trial.group("the block, with divisions", hint="compare with the example in the hint", see=3):
+    with trial.group("the block, with divisions", hint="compare with the example in the hint", see=2):
         hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d > 1 and s > 512 * d)
     with trial.group('the pool: "small" or "large"', hint="read rule 2 again; what of the limit itself?"):
         hold(1, lambda s, d, b: _pool(b), lambda s, d, b: True)
@@ -92,7 +92,9 @@ def plan(trial: Trial, answer: Any) -> None:
         hold(2, lambda s, d, b: _segment(b), lambda s, d, b: MIB < b < 10 * MIB)
     with trial.group("the segment of a request from 10 MiB on", hint="rule 3 says it; what of the limit itself?"):
         hold(2, lambda s, d, b: _segment(b), lambda s, d, b: s >= 10 * MIB)
-    with trial.group("pool and segment follow from the rounded size", hint="which size did you compare?", see=4):
+    with trial.group(
+        "pool and segment follow from the rounded size", hint="which size did you compare, and which does the task say?"
+    ):
         hold(2, lambda s, d, b: _segment(b), lambda s, d, b: s < 10 * MIB <= b)
 
 

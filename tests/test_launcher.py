@@ -1,8 +1,10 @@
-"""shared.distributed: results, faults in every collective, nothing left behind."""
+"""shared.launcher: results, faults in every collective, nothing left behind."""
 
+import contextlib
 import gc
 import multiprocessing as mp
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import cloudpickle
@@ -19,9 +22,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import LaunchError, launch
-from shared.distributed import default_backend
+from shared import LaunchError, blame, launch
+from shared.launcher import default_backend
 
+pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 ROOT = Path(__file__).parent.parent
 
@@ -288,18 +292,125 @@ def test_a_result_that_cannot_be_sent_and_an_error_that_cannot():
     assert failure.value.error is None
 
 
-def test_a_failing_rank_takes_its_children_with_it(tmp_path):
-    def spawn_and_fail():
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups of POSIX")
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_rank_takes_its_children_with_it(tmp_path, fails):
+    def spawn():
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        (tmp_path / "pid").write_text(str(child.pid))
-        raise ValueError
+        (tmp_path / f"pid{dist.get_rank()}").write_text(str(child.pid))
+        dist.barrier()
+        if fails:
+            raise ValueError
 
-    with pytest.raises(LaunchError):
-        launch(spawn_and_fail, 1, backend="gloo")
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(int((tmp_path / "pid").read_text())) and time.monotonic() < deadline:
+    with pytest.raises(LaunchError) if fails else contextlib.nullcontext():
+        launch(spawn, 2, backend="gloo")
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_a_result_that_cannot_be_received_names_its_rank():
+    class Fragile:
+        def __setstate__(self, state):
+            if os.getpid() == parent:
+                raise ValueError("broken on the way")
+
+        def __getstate__(self):
+            return {"a": 1}
+
+    parent = os.getpid()
+    with pytest.raises(LaunchError, match=r"^rank 1 returned something that can't be received.*broken on") as failure:
+        launch(lambda: dist.get_rank() and Fragile(), 2, backend="gloo")
+    assert failure.value.ranks == [1]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="signals of POSIX")
+def test_a_stopped_rank_is_said_to_be_stopped():
+    def stop():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    with pytest.raises(LaunchError, match="rank 1 did not arrive") as failure:
+        launch(stop, 2, backend="gloo", timeout=2)
+    assert "rank 1 is stopped" in str(failure.value)
+
+
+def test_an_interrupt_of_the_terminal_does_not_reach_the_ranks():
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)  # Python acts on a signal between two operations
+        return "went on"
+
+    assert launch(interrupted, 2, backend="gloo") == ["went on"] * 2
+
+
+# ---------------------------------------------------------------- what PyTorch says, in its own words
+
+
+def witness(call, how, done):
+    """What rank 0 sees of a rank 1 that leaves the group or never comes: the kind of its failure."""
+    if dist.get_rank() == 1:
+        if how == "lost":
+            dist.destroy_process_group()
+        while not done.exists():
+            time.sleep(0.01)
+        return None
+    try:
+        call(torch.ones(2))
+    except RuntimeError as error:
+        return blame.describe(error).kind, str(error)
+    finally:
+        done.touch()
+
+
+@pytest.mark.parametrize("how", ["lost", "late"])
+def test_failures_for_want_of_another_rank_are_recognised(how, tmp_path):
+    """In every collective; at once, so that the time-outs pass together."""
+    calls = {name: call for name, call in CALLS.items() if name != "broadcast"}  # which rank 0 has not to wait for
+    calls |= {"send": lambda x: dist.send(x, 1), "recv": lambda x: dist.recv(x, 1)}
+
+    def see(name):
+        return launch(witness, 2, calls[name], how, tmp_path / name, backend="gloo", timeout=5)[0]
+
+    with ThreadPoolExecutor(5) as pool:
+        for name, seen in zip(calls, pool.map(see, calls), strict=True):
+            assert seen is not None, name
+            assert seen[0] == how, (name, seen)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a file descriptor's name")
+def test_what_gloo_logs_is_not_shown_twice(capfd, tmp_path):
+    def wait_for_the_other():
+        if dist.get_rank() == 1:
+            while not (tmp_path / "done").exists():
+                time.sleep(0.01)
+            return None
+        with contextlib.suppress(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=1))
+        logged = Path(os.readlink("/proc/self/fd/2")).read_text()
+        (tmp_path / "done").touch()
+        return logged
+
+    logged = launch(wait_for_the_other, 2, backend="gloo")[0]
+    assert "ProcessGroupGloo.cpp" in logged, "gloo does log it"
+    assert "ProcessGroupGloo" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes of POSIX")
+def test_folders_of_killed_kernels_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait(60)
+    prefix = f"launch-{platform.node()}-"
+    left, living, other = f"{prefix}{gone.pid}-abc", f"{prefix}{os.getpid()}-def", f"launch-elsewhere-{gone.pid}-ghi"
+    for name in (left, living, other):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "call").touch()
+    launch(os.getpid, 1, backend="gloo")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living, other])
 
 
 # ---------------------------------------------------------------- again and again
@@ -320,16 +431,20 @@ def test_thirty_launches_leave_nothing():
     assert _inventory() == before
 
 
-def test_a_warm_start_is_short():
-    times = []
-    for _ in range(5):
-        start = time.monotonic()
-        launch(dist.get_rank, 4, backend="gloo")
-        times.append(time.monotonic() - start)
-    if sys.platform == "linux":
-        assert min(times) < 0.5
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are spawned")
+def test_ranks_come_from_a_server_that_has_imported_pytorch_already():
+    def parent():
+        process = psutil.Process(os.getppid())
+        return process.pid, "libtorch_python" in Path(f"/proc/{process.pid}/maps").read_text()
+
+    servers = {*launch(parent, 2, backend="gloo"), *launch(parent, 2, backend="gloo")}
+    assert len(servers) == 1, "one server for all launches"
+    pid, imported = servers.pop()
+    assert pid != os.getpid()
+    assert imported
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
     script = tmp_path / "script.py"  # without a main guard, as in a notebook
@@ -384,23 +499,38 @@ def test_launching_from_a_thread():
     assert results == [[0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the only way and the other tests use it")
 def test_spawn_works_too(monkeypatch):
-    monkeypatch.setattr("shared.distributed._context", lambda: mp.get_context("spawn"))
+    monkeypatch.setattr("shared.launcher._context", lambda: mp.get_context("spawn"))
     assert [r[0] for r in launch(identify, 2, 0, backend="gloo")] == [0, 1]
     with pytest.raises(LaunchError, match="rank 1 raised ValueError"):
         launch(faulty, 2, dist.all_reduce, "raise", backend="gloo")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nccl_on_each_gpu():
-    def on_gpu():
-        x = torch.ones(8, device="cuda")
+def test_each_gpu_and_its_cpu():
+    def both():
+        x, y = torch.ones(8, device="cuda"), torch.ones(8)
         dist.all_reduce(x)
-        return dist.get_backend(), float(x.sum())
+        dist.all_reduce(y)
+        return x.device.index, float(x.sum()), float(y.sum())
 
     count = torch.cuda.device_count()
-    assert launch(on_gpu, count, timeout=120) == [("nccl", 8.0 * count)] * count
+    assert launch(both, count, timeout=120) == [(rank, 8.0 * count, 8.0 * count) for rank in range(count)]
+
+
+def test_the_default_backend_serves_both_devices_where_there_are_enough_gpus(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert default_backend(2) == "cpu:gloo,cuda:nccl"
+    assert default_backend(3) == "gloo"
+
+
+def test_a_backend_for_each_device():
+    assert launch(identify, 2, 0, backend="cpu:gloo")[1][:3] == (1, 2, torch.tensor(1.0))
+    with pytest.raises(ValueError, match="no backend 'cpu:gloo,cuda:morse'"):
+        launch(os.getpid, 1, backend="cpu:gloo,cuda:morse")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks ranks from a server")

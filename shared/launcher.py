@@ -11,16 +11,17 @@ file, so no port is fixed, and talk over the loopback interface. On Linux they a
 imported PyTorch once and never ran anything (multiprocessing's forkserver); elsewhere they are spawned, which takes
 some seconds more. Functions and classes defined in a notebook travel by value (cloudpickle).
 
-Whatever happens, `launch` ends with no rank alive and says which rank is to blame: see `LaunchError`.
+Whatever happens, `launch` ends with no rank alive and says which rank is to blame: see blame.py.
 """
 
 import contextlib
 import ctypes
 import faulthandler
+import glob
 import io
-import linecache
 import multiprocessing as mp
 import os
+import platform
 import re
 import shutil
 import signal
@@ -28,17 +29,20 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import torch
 import torch.distributed as dist
+
+from shared import blame
+from shared.blame import Failure, LaunchError, Standing
 
 # Imported once by the fork server, so that no rank has to: the optimizers import torch._dynamo at first use.
 _PRELOAD = [
@@ -48,42 +52,17 @@ _PRELOAD = [
     "torch.nn.parallel",
     "torch.utils.checkpoint",
     "torch.utils.data.distributed",
-    "shared.distributed",
+    "shared.launcher",
 ]
 _START_LIMIT = 180  # seconds for all ranks to exist; spawned ranks import PyTorch on a busy machine
 _GRACE = 1.0  # seconds at most for the cause to show after a rank saw only a time-out or a lost connection
 _DRAIN = 0.05  # seconds for failures that happened at the same moment to come in
 
+_FOLDERS = f"launch-{platform.node()}-"  # and the process: containers may share a folder for temporary files
+
 _STARTING = threading.Lock()  # launches may run in several threads
 
-_LOST = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection refused|connection was closed|remote process exited|"
-    r"communicator was aborted|ncclRemoteError|socket closed",
-    re.IGNORECASE,
-)
-# only what PyTorch's stores and backends say: a time-out of the user's own is an exception like any other
-_LATE = re.compile(
-    r"timed out (waiting|after) \d|application timeout caused|wait timeout after|socket timeout|connectFullMesh failed",
-    re.IGNORECASE,
-)
 _ECHO = re.compile(r"(\[rank\d+\]:)?\[[EF]\d{4} [\d:.]+ ProcessGroupGloo\.cpp")  # gloo logs what it then raises
-
-
-class LaunchError(RuntimeError):
-    """A rank failed; all of them have been ended.
-
-    Attributes:
-        ranks: those to blame, in order. A rank that failed only because it lost the connection to another is not.
-        reason: "raised" (an exception), "died" (a signal, os._exit), "hung" (did not arrive or finish in time) or
-            "deadlock" (every rank waited for another).
-        error: the exception that the first of `ranks` raised, or None.
-    """
-
-    def __init__(self, message: str, ranks: list[int], reason: str, error: BaseException | None = None) -> None:
-        super().__init__(message)
-        self.ranks = ranks
-        self.reason = reason
-        self.error = error
 
 
 def launch(
@@ -99,7 +78,7 @@ def launch(
         fn: any function that cloudpickle can send: of a module, or defined in a notebook, closures included.
         world_size: number of ranks, at least 1.
         args: copied to every rank.
-        backend: of the process group; None for "nccl" if there is a GPU for each rank, else "gloo".
+        backend: of the process group; None for "cpu:gloo,cuda:nccl" if there is a GPU for each rank, else "gloo".
         timeout: seconds from the moment all ranks have started. A collective gives up somewhat earlier, so that
             the ranks can tell who was missing.
 
@@ -114,7 +93,8 @@ def launch(
     backend = backend or default_backend(world_size)
     if not dist.is_backend_available(backend):
         raise ValueError(f"this PyTorch has no backend {backend!r}; gloo runs on every CPU")
-    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as folder:
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)
         environment = dict(os.environ)
         (job.folder / "call").write_bytes(cloudpickle.dumps((fn, args, environment)))
@@ -126,48 +106,37 @@ def launch(
             job.show_output()
 
 
+def _sweep() -> None:
+    """Remove the folders of kernels that were killed while they launched."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{glob.escape(_FOLDERS)}*-*"):
+        owner = folder.name.removeprefix(_FOLDERS).split("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def default_backend(world_size: int) -> str:
-    """The backend that `launch` takes: NCCL if there is a GPU for each rank, else gloo."""
+    """The backend that `launch` takes: PyTorch's own default if there is a GPU for each rank, else gloo for all.
+
+    NCCL can't serve two ranks on one GPU, gloo can; and with NCCL alone a tensor on the CPU would be refused.
+    """
     enough = dist.is_nccl_available() and torch.cuda.device_count() >= world_size
-    return "nccl" if enough else "gloo"
+    return "cpu:gloo,cuda:nccl" if enough else "gloo"
 
 
 # ---------------------------------------------------------------- the notebook's side
 
 
-@dataclass
-class _Rank:
-    """What the parent knows about one rank."""
+@dataclass(kw_only=True)
+class _Rank(Standing):
+    """A rank as the parent sees it."""
 
-    number: int
     process: Any
     link: Connection
-    state: str = "starting"  # starting → running → returned | failed | died
     value: Any = None  # what fn returned
-    failure: "_Failure | None" = None
 
     @property
     def open(self) -> bool:
         return self.state in ("starting", "running")
-
-
-@dataclass
-class _Failure:
-    """How a rank failed.
-
-    Attributes:
-        kind: "raised", "died", "late" (a collective timed out) or "lost" (a connection closed).
-        text: one line.
-        when: time.monotonic() of the failure; one clock for all processes of a machine.
-        frames: (file, line, function) from fn inwards.
-        error: the exception, if it could be sent.
-    """
-
-    kind: str
-    text: str
-    when: float
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
-    error: BaseException | None = None
 
 
 class _Job:
@@ -185,7 +154,7 @@ class _Job:
                 name=f"rank {number}",
             )
             # If start() is interrupted the rank sees `ours` closed and ends itself.
-            self.ranks.append(_Rank(number, process, ours))
+            self.ranks.append(_Rank(number=number, process=process, link=ours))
             with _prepared_to_start():
                 process.start()
             theirs.close()
@@ -199,12 +168,9 @@ class _Job:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not self._receive(remaining):
                 if not started:
-                    names = _names(rank.number for rank in self.ranks if rank.state == "starting")
-                    raise LaunchError(
-                        f"{names} did not start within {_START_LIMIT} s",
-                        [rank.number for rank in self.ranks if rank.state == "starting"],
-                        "hung",
-                    )
+                    late = [rank for rank in self.ranks if rank.state == "starting"]
+                    message = f"{blame.names(late)} did not start within {_START_LIMIT} s"
+                    raise LaunchError(message, [rank.number for rank in late], "hung")
                 raise self._standstill()
             if any(rank.failure for rank in self.ranks):
                 raise self._cause()
@@ -231,18 +197,25 @@ class _Job:
                 if word == "running":
                     rank.state = "running"
                 else:
-                    outcome = cloudpickle.loads((self.folder / f"{rank.number}.outcome").read_bytes())
-                    if word == "returned":
-                        rank.state, rank.value = "returned", outcome
-                    else:
-                        rank.state, rank.failure = "failed", outcome
+                    self._take_outcome(rank, word)
             if rank.open and rank.process.is_alive():
                 return
         if rank.open:  # it ended without a word
             rank.process.join(_GRACE)
             rank.state, rank.failure = "died", self._death(rank)
 
-    def _death(self, rank: _Rank) -> _Failure:
+    def _take_outcome(self, rank: _Rank, word: str) -> None:
+        try:
+            outcome = cloudpickle.loads((self.folder / f"{rank.number}.outcome").read_bytes())
+        except Exception as error:  # a class that only the rank could import, a __setstate__ that raises
+            word, text = "failed", f"returned something that can't be received: {type(error).__name__}: {error}"
+            outcome = Failure("raised", text, time.monotonic(), error=error)
+        if word == "returned":
+            rank.state, rank.value = "returned", outcome
+        else:
+            rank.state, rank.failure = "failed", outcome
+
+    def _death(self, rank: _Rank) -> Failure:
         code = rank.process.exitcode
         if code is not None and code < 0:
             try:
@@ -253,88 +226,43 @@ class _Job:
             how = f"ended without returning (exit code {code})"
         said = self._output(rank.number, "err")
         if "collective operation timeout" in said:  # NCCL's watchdog aborts its process
-            return _Failure("late", "NCCL's watchdog gave up waiting", time.monotonic())
+            return Failure("late", "NCCL's watchdog gave up waiting", time.monotonic())
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
-        return _Failure("died", f"{how}: {last.strip()}" if last else how, time.monotonic())
+        return Failure("died", f"{how}: {last.strip()}" if last else how, time.monotonic())
 
     def _cause(self) -> LaunchError:
         """Some rank failed. Find out which one is to blame."""
         deadline = time.monotonic() + min(_GRACE, self.timeout / 8)
-        while not self._primary() and any(rank.open for rank in self.ranks):
+        while not blame.culprits(self.ranks) and any(rank.open for rank in self.ranks):
             if not self._receive(deadline - time.monotonic()):
                 break
-        if not self._primary():
-            lost = [rank for rank in self.ranks if rank.failure and rank.failure.kind == "late"]
-            return self._standstill() if lost else self._blame([rank for rank in self.ranks if rank.failure])
+        if not blame.culprits(self.ranks):
+            late = any(rank.failure and rank.failure.kind == "late" for rank in self.ranks)
+            return self._standstill() if late else blame.failed(self.ranks)
         deadline = time.monotonic() + _DRAIN
         while any(rank.open for rank in self.ranks) and self._receive(deadline - time.monotonic()):
             pass
-        return self._blame(self._primary())
-
-    def _primary(self) -> list[_Rank]:
-        return [rank for rank in self.ranks if rank.failure and rank.failure.kind in ("raised", "died")]
-
-    def _blame(self, culprits: list[_Rank]) -> LaunchError:
-        culprits = sorted(culprits, key=lambda rank: rank.failure.when)
-        first = culprits[0]
-        lines = [f"rank {first.number} {first.failure.text}", *_located(first.failure.frames)]
-        same = [rank for rank in culprits[1:] if rank.failure.text == first.failure.text]
-        if same:
-            lines.append(f"{_names(rank.number for rank in same)} did the same")
-        lines += [f"then rank {rank.number} {rank.failure.text}" for rank in culprits[1:] if rank not in same]
-        lost = [rank.number for rank in self.ranks if rank.failure and rank not in culprits]
-        if lost:
-            lines.append(f"as a consequence {_names(lost)} lost the connection")
-        reason = first.failure.kind if first.failure.kind in ("raised", "died") else "raised"
-        return LaunchError("\n".join(lines), [rank.number for rank in culprits], reason, first.failure.error)
+        return blame.failed(self.ranks)
 
     def _standstill(self) -> LaunchError:
-        """Nobody failed by itself, but the ranks don't get on. Say where each of them stands."""
-        stacks = self._stacks()
-        busy, lines, returned = [], {}, []
-        for rank in self.ranks:
-            if rank.state == "returned":
-                returned.append(rank.number)
-                lines[rank.number] = "has returned"
-                continue
-            frames = rank.failure.frames if rank.failure else stacks.get(rank.number, [])
-            operation = _operation(frames)
-            if not operation and not rank.failure:
-                busy.append(rank.number)
-            place = _located(frames)[-1:] or [""]
-            lines[rank.number] = f"{'waits in ' + operation if operation else 'is'} {place[0].strip()}".rstrip()
-            if rank.failure and not operation:
-                lines[rank.number] = f"{rank.failure.text} {place[0].strip()}".rstrip()
-        missing, reason = busy or returned, "hung"
-        waiting = [rank.number for rank in self.ranks if rank.number not in missing]
-        limit = f"within {self.timeout:g} s"
-        if busy and waiting:
-            head = f"{_names(busy)} did not arrive {limit}; {_names(waiting)} waited"
-        elif busy:
-            head = f"{_names(busy)} did not finish {limit}"
-        elif returned:
-            head = f"{_names(waiting)} did not finish {limit}; {_names(returned)} had already returned"
-        else:
-            missing, reason = waiting, "deadlock"
-            head = f"deadlock: {_names(waiting)} all wait, none can go on ({limit})"
-        details = [f"  rank {number} {line}" for number, line in lines.items()]
-        return LaunchError("\n".join([head, *details]), missing, reason)
-
-    def _stacks(self) -> dict[int, list[tuple[str, int, str]]]:
-        """Where the running ranks are, from fn inwards; empty where the platform can't tell."""
-        running = [rank for rank in self.ranks if rank.state == "running" and hasattr(faulthandler, "register")]
-        for rank in running:
+        """Ask the running ranks where they are."""
+        asked = [rank for rank in self.ranks if rank.state == "running" and hasattr(faulthandler, "register")]
+        for rank in asked:
             with contextlib.suppress(OSError):
                 os.kill(rank.process.pid, signal.SIGUSR1)
-        stacks: dict[int, list[tuple[str, int, str]]] = {}
         deadline = time.monotonic() + _GRACE
-        while len(stacks) < len(running) and time.monotonic() < deadline:
-            for rank in running:
-                frames = _parse_stack(self.folder / f"{rank.number}.stack")
-                if frames:
-                    stacks[rank.number] = frames
+        while not all(rank.frames for rank in asked) and time.monotonic() < deadline:
+            for rank in asked:
+                report = self.folder / f"{rank.number}.stack"
+                if report.exists():
+                    text = report.read_text(encoding="utf-8", errors="replace")
+                    rank.frames = blame.parse_stack(text, _rank_main.__name__)
             time.sleep(0.01)
-        return stacks
+        for rank in asked:
+            with contextlib.suppress(psutil.Error):
+                stopped = psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED
+                rank.silence = "is stopped (SIGSTOP)" if stopped else "does not answer: it is inside of compiled code"
+        return blame.stood_still(self.ranks, self.timeout)
 
     def end(self) -> None:
         """No rank is alive after this."""
@@ -343,7 +271,8 @@ class _Job:
         started = [rank for rank in self.ranks if rank.process.pid is not None]
         try:
             for rank in started:
-                rank.process.join(max(0.0, deadline - time.monotonic()))
+                with contextlib.suppress(EOFError, OSError):
+                    rank.link.poll(max(0.0, deadline - time.monotonic()))  # it says that it has tidied up
         finally:
             for rank in started:
                 _kill(rank.process)
@@ -409,60 +338,6 @@ def _kill(process: Any) -> None:
         process.kill()
 
 
-def _names(numbers: Iterator[int] | list[int]) -> str:
-    found = [str(number) for number in numbers]
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    return f"ranks {', '.join(found[:-1])} and {found[-1]}"
-
-
-_TORCH = str(Path(torch.__file__).parent)
-_STDLIB = str(Path(contextlib.__file__).parent)
-
-
-def _inside_library(file: str) -> bool:
-    return file.startswith((_TORCH, "<frozen")) or (file.startswith(_STDLIB) and "site-packages" not in file)
-
-
-def _operation(frames: list[tuple[str, int, str]]) -> str:
-    """Name of the communication a rank waits in, or "" if it is somewhere else."""
-    inner = list(frames)
-    while inner and not inner[-1][0].startswith(_TORCH):
-        file, line, _ = inner.pop()
-        if re.search(r"\.(wait|synchronize)\(", linecache.getline(file, line)) and len(inner) == len(frames) - 1:
-            return "wait()"
-        if not _inside_library(file):
-            return ""
-    calls = [name for file, _, name in inner if file.startswith(os.path.join(_TORCH, "distributed"))]
-    names = [name for name in calls if name not in ("wrapper", "__exit__", "__enter__")]
-    return names[0] if names else ""
-
-
-def _located(frames: list[tuple[str, int, str]]) -> list[str]:
-    """One line a frame of the user's own code; a notebook's cells are in this process's linecache."""
-    lines = []
-    for file, number, name in frames:
-        if _inside_library(file):
-            continue
-        source = linecache.getline(file, number).strip()
-        base = os.path.basename(file)
-        where = f"in {name}, line {number}" + ("" if "ipykernel" in file or file.startswith("<") else f" of {base}")
-        lines.append(f"  {where}: {source}" if source else f"  {where}")
-    return lines
-
-
-def _parse_stack(path: Path) -> list[tuple[str, int, str]]:
-    """The frames of the rank's main thread, from fn inwards, out of faulthandler's report (innermost first)."""
-    if not path.exists():
-        return []
-    for block in path.read_text(encoding="utf-8", errors="replace").split("\n\n"):
-        frames = [(f, int(n), name) for f, n, name in re.findall(r'File "(.*?)", line (\d+) in (.*)', block)]
-        outer = [i for i, frame in enumerate(frames) if frame[2] == _rank_main.__name__]
-        if outer:
-            return frames[: outer[0]][::-1]
-    return []
-
-
 # ---------------------------------------------------------------- the rank's side
 
 
@@ -488,7 +363,7 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
             raise TypeError(f"what fn returned can't be sent: {error}") from error
     except BaseException as error:
         word = "failed"
-        failure = _describe(error)
+        failure = blame.describe(error)
         try:
             data = cloudpickle.dumps(failure)
             cloudpickle.loads(data)
@@ -504,7 +379,11 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
         dist.destroy_process_group()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)  # what C libraries (NCCL_DEBUG) have printed and not yet written
-    os._exit(0)  # no exit handlers of what was imported, no waiting for threads of gloo or NCCL
+    with contextlib.suppress(OSError):
+        link.send("tidy")
+    # The parent ends this process together with its children. No exit handlers of what was imported, no waiting for
+    # threads of gloo or NCCL.
+    threading.Event().wait()
 
 
 def _detach() -> None:
@@ -527,8 +406,9 @@ def _capture(folder: Path, rank: int) -> None:
 def _watch(link: Connection, released: threading.Event, folder: Path) -> None:
     """Wait for the parent's word. If the parent is gone, so is this rank with all it started, and the folder."""
     try:
-        link.recv()
-        released.set()
+        while True:
+            link.recv()
+            released.set()
     except (EOFError, OSError):
         shutil.rmtree(folder, ignore_errors=True)
         if hasattr(os, "killpg"):
@@ -561,17 +441,3 @@ def _make_group(folder: Path, rank: int, size: int, backend: str, timeout: float
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **options
     )
-
-
-def _describe(error: BaseException) -> _Failure:
-    clock = r"\[rank\d+\]:\[\w+ [\d:.]+ ([\w.]+):\d+\] "  # what C++ puts before its messages
-    text = re.sub(clock, r"\1: ", str(error).strip())
-    kind = "raised"
-    if isinstance(error, RuntimeError):
-        kind = "lost" if _LOST.search(text) else "late" if _LATE.search(text) else kind
-    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SystemExit):
-        kind, text = "died", f"left by sys.exit({error.code!r})"
-    else:
-        text = f"raised {type(error).__name__}" + (f": {text}" if text else "")
-    return _Failure(kind, text, time.monotonic(), frames[1:], error.with_traceback(None))

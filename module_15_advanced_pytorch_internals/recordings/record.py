@@ -1,6 +1,6 @@
 """Record what 15-07 measures on a GPU, so that its tests can hold the simulated allocator against the real one.
 
-Needs an NVIDIA GPU and writes two files into module_15_advanced_pytorch_internals/recordings/:
+Needs an NVIDIA GPU and writes two files beside this one:
 
     allocator_history.json.gz   the caching allocator's own history, from an empty process: training with a varying
                                 batch size, empty_cache, two streams, an out-of-memory error
@@ -21,23 +21,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from course.environment import ROOT
-
-FOLDER = ROOT / "module_15_advanced_pytorch_internals" / "recordings"
+FOLDER = Path(__file__).parent
+COMMAND = "python -m module_15_advanced_pytorch_internals.recordings.record"
 ENTRIES = 1_000_000  # more events than the work below makes, so that none is lost
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course record`."""
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
-
-
-def main(args: argparse.Namespace) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Record. Returns 1, with a line that says why, on a machine without an NVIDIA GPU."""
     import torch
 
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Record what 15-07 measures on an NVIDIA GPU.")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
+    args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        print("This machine has no CUDA device, so there is nothing to record. Nothing was written.", file=sys.stderr)
+        print(
+            "This machine has no CUDA device, so there is nothing to record. Nothing was written.",
+            file=sys.stderr,
+        )
         return 1
     args.folder.mkdir(parents=True, exist_ok=True)
     machine = {
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "command": "python -m course record",
+        "command": COMMAND,
     }
     history = machine | _history()  # first: the process has allocated nothing on the GPU yet
     packed = gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0)
@@ -144,7 +144,10 @@ def _copies() -> list[dict[str, float]]:
     for power in range(16, 29, 2):
         pageable, target = torch.ones(2**power // 4), torch.empty(2**power // 4, device="cuda")
         pinned = pageable.pin_memory()
-        ways = {"pageable": lambda t=target, p=pageable: t.copy_(p), "pinned": lambda t=target, p=pinned: t.copy_(p)}
+        ways = {
+            "pageable": lambda t=target, p=pageable: t.copy_(p),
+            "pinned": lambda t=target, p=pinned: t.copy_(p),
+        }
         rows.append({"bytes": 2**power} | {name: timing.median for name, timing in compare(ways).items()})
     return rows
 
@@ -212,3 +215,7 @@ def _timelines() -> dict[str, list[tuple[str, float, float]]]:
             for e in events
         ]
     return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
