@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from notebook_code import MODULE, definitions
 from torch import nn
+
+from course.answers import definitions
+from course.syllabus import SYLLABUS_FILE
 
 CELLS = """
     constants driver rounding block free-list split-and-merge segments oversize events arena expandable
@@ -331,7 +333,7 @@ def test_a_history_with_streams_oom_and_empty_cache_plays_back(seed):
     assert lesson.play_back(recorded.trace, []) == (count, 1)
 
 
-RECORDED = sorted(MODULE.glob("recordings/*history*.json.gz"))
+RECORDED = sorted(SYLLABUS_FILE.parent.glob("recordings/*history*.json.gz"))
 
 
 @pytest.mark.skipif(not RECORDED, reason="no history recorded on a GPU is in recordings/ yet")

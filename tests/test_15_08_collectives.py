@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from notebook_code import definitions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course.answers import definitions
 from shared import LaunchError, launch
 
 pytestmark = pytest.mark.processes

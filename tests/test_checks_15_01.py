@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -618,7 +619,7 @@ class EvalWhileRecording(PlainRecorder):
 class SharedStore(PlainRecorder):
     """One list of handles for all recorders."""
 
-    every: list = []
+    every: ClassVar[list] = []
 
     def __init__(self, model, names, to_cpu=True):
         super().__init__(model, names, to_cpu)

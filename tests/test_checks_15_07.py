@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from check_protocol import CheckProtocol
-from notebook_code import answers
 
+from course.answers import answers
 from course.exercises import student_source
 from shared.checks import topic_15_07 as check
 
