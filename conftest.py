@@ -18,7 +18,8 @@ from course.fingerprint import fingerprint, surroundings
 
 GREEN = "course/green"  # in pytest's cache: execution → hash
 NOTEBOOKS = "tests/test_notebooks.py"  # executes them
-ORDER = ("rehearsal", "nbval", "edition", "processes", "slow")  # the longest first, so that no worker waits at the end
+ABOUT_ONE = re.compile(r"test_(checks_)?\d\d_\d\d")  # tests of one notebook's checks and lesson
+ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")  # the longest first, so that no worker waits at the end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,7 +49,7 @@ def execution(item: pytest.Item) -> tuple[str, Path] | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.suffix == ".ipynb":
+        if item.path.suffix == ".ipynb" or ABOUT_ONE.match(item.path.name):
             item.add_marker("notebook")
     units: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

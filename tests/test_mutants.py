@@ -36,6 +36,7 @@ def test_what_is_kept_of_a_topic_is_complete_and_explained(topic):
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 @pytest.mark.parametrize("topic", FINISHED, ids=lambda topic: topic.label)
 def test_kept_results_are_those_of_the_present_answers_and_checks(topic):
     kept = mutate.load(topic.label)
