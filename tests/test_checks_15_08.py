@@ -327,7 +327,7 @@ def tree_all_at_once(tensor, src=0, group=None):
     return len(works)
 
 
-def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0):
+def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0, limit=99):
     """A tree with chosen faults."""
 
     def broadcast(tensor, src=default, group=None):
@@ -339,7 +339,7 @@ def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0):
             number = (p + src) % size
             return {"group_dst": number} if renumber else {"dst": number}
 
-        while reach < size:
+        while reach < min(size, limit):
             if place < reach and (place + reach < size or not bounded):
                 dist.send(tensor, group=group, **peer(place + reach))
                 sent += 1
@@ -425,6 +425,7 @@ def tree_without_waiting(tensor, src=0, group=None):
 WRONG_TREE = {
     "sends beyond the last place": (tree(bounded=False), "every rank returns"),
     "takes places for ranks": (tree(renumber=False), "every rank returns"),
+    "three rounds always": (tree(limit=8), "the root's tensor on every rank"),
     "always from rank 0": (tree(src_used=False), "the root's tensor on every rank"),
     "by default from rank 1": (tree(default=1), "the root's tensor on every rank[\\s\\S]*the world, by default"),
     "out of place": (tree_out_of_place, "the root's tensor on every rank"),
@@ -432,7 +433,7 @@ WRONG_TREE = {
     "in float32": (tree_as_float, "the root's tensor on every rank[\\s\\S]*torch.int64"),
     "broadcast": (tree_collective, "sends and receives only"),
     "with a barrier": (with_barrier(tree()), "sends and receives only"),
-    "a chain": (tree_chain, "ceil\\(log2 N\\) rounds[\\s\\S]*at most 3 rounds"),
+    "a chain": (tree_chain, "ceil\\(log2 N\\) rounds[\\s\\S]*at most 4 rounds"),
     "all from the root": (tree_flat, "ceil\\(log2 N\\) rounds"),
     "the root gets a word back": (tree_with_thanks, "receives once, the root never"),
     "returns nothing": (tree(count="none"), "returns the messages it sent"),
@@ -1111,6 +1112,7 @@ PROMISES = {
         ("Use sends and receives only", ONLY, "broadcast"),
         (r"that takes $\lceil\log_2 N\rceil$ rounds", ROUNDS, "a chain"),
         ("in each of which a rank sends at most one message", ROUNDS, "all from the root"),
+        ("It works for every group size and every `src`", TENSOR, "three rounds always"),
         ("It works for every group size and every `src`", RETURNS, "sends beyond the last place"),
         ("It works for every group size and every `src`", RETURNS, "takes places for ranks"),
         ("Every rank receives once, the root never", ONCE, "the root gets a word back"),
