@@ -275,9 +275,9 @@ def _shifts() -> list[_Shift]:
     cases = []
     for ring in _RINGS:
         n = len(ring or range(5))
-        cases += [_Shift(ring, by) for by in sorted({0, 1, -1, 2, -2, n, -n, n + 1, -n - 1, 2 * n - 1, 7, -23})]
+        cases += [_Shift(ring, by) for by in sorted({0, 1, -1, 2, -n, n + 1, -23})]
     cases += [_Shift(None, 1, shape, dtype) for dtype, shape in _TYPES]
-    cases += [_Shift(None, 5, shape, dtype) for dtype, shape in _TYPES]
+    cases += [_Shift(None, 5, shape, dtype) for dtype, shape in _TYPES[:2]]
     return [*cases, _Shift(None, 1, late=True), _Shift(None, 1, late=True, overwrite=True)]
 
 
