@@ -797,7 +797,7 @@ def evaluate_with(
         count = {"local count": local, "by three": 3.0}.get(mean, count)
         if root_only and dist.get_rank():
             return None
-        if guard and not total[zero_for]:
+        if guard and not (correct, loss, count)[zero_for]:
             return kind((0.0, 0.0))
         return kind((correct / count, loss / count))
 
