@@ -275,9 +275,9 @@ def _shifts() -> list[_Shift]:
     cases = []
     for ring in _RINGS:
         n = len(ring or range(5))
-        cases += [_Shift(ring, by) for by in sorted({0, 1, -1, 2, -2, n, -n, n + 1, -n - 1, 2 * n - 1, 7, -23})]
+        cases += [_Shift(ring, by) for by in sorted({0, 1, -1, 2, -n, n + 1, -23})]
     cases += [_Shift(None, 1, shape, dtype) for dtype, shape in _TYPES]
-    cases += [_Shift(None, 5, shape, dtype) for dtype, shape in _TYPES]
+    cases += [_Shift(None, 5, shape, dtype) for dtype, shape in _TYPES[:2]]
     return [*cases, _Shift(None, 1, late=True), _Shift(None, 1, late=True, overwrite=True)]
 
 
@@ -291,6 +291,7 @@ def _shift_on_ranks(notes: _Notes, answer: Callable, cases: list[_Shift]) -> lis
         notes.write(case)
         mine = _numbers(rank, case.shape, case.dtype)
         before = mine.clone()
+        dist.barrier(group=groups.get(case.members))  # or who receives from anybody gets the next case's message
         if case.late and rank == case.ring[-1]:
             time.sleep(_LATE)
         with _recorded() as calls:
@@ -346,9 +347,12 @@ def ring_shift(trial: Trial, answer: Any) -> None:
 # ---------------------------------------------------------------- 15-08.2
 
 
+_ROOTS = {1: (0,), 2: (0, 1), 3: (0, 1, 2), 4: (0, 3), 5: (0, 2, 4), 6: (1, 5), 9: (0, 4, 8)}  # by size of the group
+
+
 @dataclass(frozen=True)
 class _Broadcast:
-    """A case of the broadcast in a group of the last `count` of six ranks (0: the world and rank 0, by default)."""
+    """A case of the broadcast in a group of the last `count` of nine ranks (0: the world and rank 0, by default)."""
 
     count: int
     src: int = 0
@@ -359,7 +363,7 @@ class _Broadcast:
 
     @property
     def members(self) -> tuple[int, ...]:
-        return tuple(range(6 - (self.count or 6), 6))
+        return tuple(range(9 - (self.count or 9), 9))
 
     def __str__(self) -> str:
         where = f"group of ranks {self.members}, src={self.src}" if self.count else "the world, by default"
@@ -368,14 +372,14 @@ class _Broadcast:
 
 
 def _broadcasts() -> list[_Broadcast]:
-    cases = [_Broadcast(0)] + [_Broadcast(n, src) for n in range(1, 7) for src in range(n)]
+    cases = [_Broadcast(0)] + [_Broadcast(n, src) for n, roots in _ROOTS.items() for src in roots]
     cases += [_Broadcast(3, 1, shape, dtype) for dtype, shape in _TYPES]
     return [*cases, *(_Broadcast(5, src, late_root=True) for src in (0, 2)), _Broadcast(5, 3, late=True)]
 
 
 def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
-    groups = {n: dist.new_group(list(_Broadcast(n).members)) for n in range(1, 7)}
+    groups = {n: dist.new_group(list(_Broadcast(n).members)) for n in _ROOTS}
     for case in cases:
         if rank not in case.members:
             found.append({})
@@ -384,6 +388,7 @@ def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> 
         around = _numbers(rank, (3, *case.shape), case.dtype)
         mine = around[1]  # in place, so also in a part of another tensor
         root = case.members[case.src]
+        dist.barrier(group=groups.get(case.count))  # see _shift_on_ranks
         if (case.late and rank != root) or (case.late_root and rank == root):
             time.sleep(_LATE)
         with _recorded() as calls:
@@ -419,7 +424,7 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
     found = _ranks(
         trial,
         _tree_on_ranks,
-        6,
+        9,
         answer,
         cases,
         hint="compare, for one pair of ranks, the round in which the one sends with that in which the other receives",
