@@ -7,6 +7,7 @@ An execution of a notebook is a set of tests: its cells under nbval, or one test
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ import pytest
 from course.fingerprint import fingerprint, surroundings
 
 GREEN = "course/green"  # in pytest's cache: execution → hash
-# the tests of these files share nothing, so that each may go to another worker; of all others a file stays together
-NO_UNIT = ("tests/test_notebooks.py",)
+NOTEBOOKS = "tests/test_notebooks.py"  # executes them
 ORDER = ("rehearsal", "nbval", "edition", "processes", "slow")  # the longest first, so that no worker waits at the end
 
 
@@ -58,9 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def unit(nodeid: str) -> str:
-    """What one worker runs as a whole."""
-    file = nodeid.partition("::")[0]
-    return nodeid if file in NO_UNIT else file
+    """What one worker runs as a whole: a file, a test of a notebook, or all tests of one exercise's check."""
+    file, _, test = nodeid.partition("::")
+    exercise = re.search(r"\[(\w+)", test) if file.startswith("tests/test_checks_") else None
+    return nodeid if file == NOTEBOOKS else f"{file} {exercise[1]}" if exercise else file
 
 
 def _place(items: list[pytest.Item]) -> int:
@@ -71,7 +72,7 @@ def _place(items: list[pytest.Item]) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, but for the files whose tests share nothing."""
+    """`--dist loadfile`, but in finer units."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -89,7 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _around(config: pytest.Config) -> str:
     options = sorted((name, value) for name, value in vars(config.option).items() if name.startswith("nbval"))
-    return surroundings(config.rootpath, config.rootpath / NO_UNIT[0], options)
+    return surroundings(config.rootpath, config.rootpath / NOTEBOOKS, options)
 
 
 def _mark_unchanged(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ from course import exercises
 from shared.checks.feedback import RAISED, Exercise, Result, exercises_of
 
 MODULE = Path(__file__).parent.parent / "module_15_advanced_pytorch_internals"
+_OUTCOMES: dict[tuple[str, str, str | None], Result] = {}  # (topic, name, wrong answer) → what its check says
 
 
 class CheckProtocol:
@@ -66,8 +67,15 @@ class CheckProtocol:
         assert len(self.WRONG[name]) >= 3
         assert len(self.RIGHT[name]) >= 2
 
+    def outcome(self, name: str, wrong: str | None = None) -> Result:
+        """What the check of `name` says of a wrong answer, or of the notebook's own; found once for all tests."""
+        key = (self.TOPIC, name, wrong)
+        if key not in _OUTCOMES:
+            _OUTCOMES[key] = self.CHECKS[name].run(self.ANSWERS[name] if wrong is None else self.WRONG[name][wrong][0])
+        return _OUTCOMES[key]
+
     def test_the_notebooks_own_answer_passes(self, name):
-        result = self.CHECKS[name].run(self.ANSWERS[name])
+        result = self.outcome(name)
         assert result.status == "passed", str(result)
 
     def test_a_right_answer_written_otherwise_passes(self, name, number):

@@ -219,6 +219,9 @@ def test_cells_stay_together_and_executions_may_be_apart(pytestconfig):
                 and getattr(p, "__file__", "") == str(ROOT / "conftest.py")).unit  # fmt: skip
     assert unit("module/a.ipynb::Cell 0") == unit("module/a.ipynb::Cell 12") != unit("module/b.ipynb::Cell 0")
     assert unit("tests/test_notebooks.py::test_x[a]") != unit("tests/test_notebooks.py::test_x[b]")
+    checks = "tests/test_checks_15_01.py::TestChecks"
+    swish, other = unit(f"{checks}::test_x[Swish]"), unit(f"{checks}::test_x[Relu]")
+    assert unit(f"{checks}::test_y[Swish-no sigmoid]") == swish != other
     assert unit("tests/test_run.py::test_x") == unit("tests/test_run.py::test_y[b]"), "their fixtures are shared"
 
 
