@@ -1033,6 +1033,26 @@ def clip_one_by_one(model, limit):
     return undo
 
 
+def clip_at_the_node(model, limit):
+    """Hooks on the AccumulateGrad nodes, which live as long as the returned function."""
+    nodes, handles = [], []
+    for p in model.parameters():
+        if p.requires_grad:
+
+            def clamp(grad_inputs, grad_outputs, p=p):
+                p.grad.clamp_(-limit, limit)
+
+            nodes.append(p.view_as(p).grad_fn.next_functions[0][0])
+            handles.append(nodes[-1].register_hook(clamp))
+
+    def undo():
+        for handle in handles:
+            handle.remove()
+        nodes.clear()
+
+    return undo
+
+
 def clip(post=lambda p, limit: p.grad.clamp_(-limit, limit), tensor=None, undo="own", chosen=nn.Module.parameters):
     """Clipping with chosen faults."""
 
@@ -1368,7 +1388,7 @@ RIGHT = {
     "GradientReversal": [HookReversal, ViewReversal],
     "ActivationRecorder": [PlainRecorder, GlobalRecorder, StackRecorder],
     "dead_units": [dead_by_maxima, dead_on_a_copy, detector()],
-    "clip_at_accumulation": [clip_out_of_place, ClipByComparison, clip_one_by_one],
+    "clip_at_accumulation": [clip_out_of_place, ClipByComparison, clip_one_by_one, clip_at_the_node],
     "step_in_backward": [step_by_id, one_optimizer_for_all, step_lazily],
 }
 WRONG = {
