@@ -724,6 +724,10 @@ WRONG_RECORDER = {
         recorder(__exit__=lambda self, *_: (PlainRecorder.__exit__(self, *_), self.model.eval(), None)[2]),
         "computes and learns",
     ),
+    "switches to train in the end": (
+        recorder(__exit__=lambda self, *_: (PlainRecorder.__exit__(self, *_), self.model.train(), None)[2]),
+        "computes and learns[\\s\\S]*modes",
+    ),
     "hooks stay": (recorder(__exit__=lambda self, *_: None), "hooks are gone"),
     "hooks stay after an exception": (recorder(__exit__=_leaks_on_error), "after an exception"),
     "clears everybody's hooks": (recorder(__exit__=_clears_everybodys), "hooks are gone[\\s\\S]*Hint 3"),

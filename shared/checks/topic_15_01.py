@@ -391,6 +391,7 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         see=4,
     ):
         net.train()
+        net.block.eval()
         modes, results = [module.training for module in net.modules()], []
         for block in (nullcontext(), answer(net, names)):
             net.zero_grad()
@@ -401,6 +402,7 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             results.append([output, *(p.grad for p in net.parameters() if p.grad is not None)])
         trial.equal("output and gradients", results[1], results[0])
         trial.equal("modes", [module.training for module in net.modules()], modes)
+        net.train()
         same = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
         given = torch.randn(3, 4)
         want = given.relu()
