@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from course import exercises
-from shared.checks.feedback import RAISED, Exercise, Result, exercises_of
+from shared.checks.feedback import RAISED, Exercise, Item, Result, exercises_of
 
 MODULE = Path(__file__).parent.parent / "module_15_advanced_pytorch_internals"
 _OUTCOMES: dict[tuple[str, str, str | None], Result] = {}  # (topic, name, wrong answer) → what its check says
@@ -68,7 +68,7 @@ class CheckProtocol:
         assert len(self.RIGHT[name]) >= 2
 
     def outcome(self, name: str, wrong: str | None = None) -> Result:
-        """What the check of `name` says of a wrong answer, or of the notebook's own; found once for all tests."""
+        """What the check says of a wrong answer, or of the notebook's own; found once for all tests."""
         key = (self.TOPIC, name, wrong)
         if key not in _OUTCOMES:
             _OUTCOMES[key] = self.CHECKS[name].run(self.ANSWERS[name] if wrong is None else self.WRONG[name][wrong][0])
@@ -83,15 +83,16 @@ class CheckProtocol:
         assert result.status == "passed", str(result)
 
     def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
-        shown = str(self.rejection(name, wrong))
+        self.rejection(name, wrong)
+        shown = str(self.outcome(name, wrong))
         assert re.search(self.WRONG[name][wrong][1], shown), shown
         assert "hint:" in shown
 
     def test_each_item_is_needed_and_promised(self, name):
         """Leave each item out: one of the wrong answers must get through. And the task must ask for it."""
         check, wrong = self.CHECKS[name], self.WRONG[name]
-        held = {item.name for item in check.run(self.ANSWERS[name]).items}
-        failures = {label: self.rejection(name, label).failure for label in wrong}
+        held = {item.name for item in self.outcome(name).items}
+        failures = {label: self.rejection(name, label) for label in wrong}
         caught_by = {label: failure.name for label, failure in failures.items()}
         needed: set[str] = set()
         for label, failure in failures.items():
@@ -122,14 +123,14 @@ class CheckProtocol:
         source = _cells(self.TOPIC)[_slug(self.TOPIC, name)]
         expressions = _expressions(source)
         for label in self.WRONG[name]:
-            hint = re.sub(r"\s", "", self.rejection(name, label).failure.hint)
+            hint = re.sub(r"\s", "", self.rejection(name, label).hint)
             told = [expression for expression in expressions if expression in hint]
             assert not told, f"the hint for {label!r} tells {told}"
 
     def test_hints_to_open_exist(self, name):
         task = _cells(self.TOPIC)[f"{_slug(self.TOPIC, name)}-task"]
         for label in self.WRONG[name]:
-            see = self.rejection(name, label).failure.see
+            see = self.rejection(name, label).see
             assert see is None or re.search(rf"<summary>Hint {see}\b", task), f"{label!r}: there is no Hint {see}"
 
     def test_a_stub_is_not_attempted_and_the_stand_in_is_right(self, name, capsys):
@@ -140,17 +141,11 @@ class CheckProtocol:
     def hold_stand_in(self, name: str, stand_in: Any) -> None:
         """Assert what the cells below need of a stand-in; a topic without stand-ins needs nothing."""
 
-    @classmethod
-    def rejection(cls, name: str, wrong: str) -> Result:
-        """What the check says of a wrong answer; run once, since several tests ask."""
-        key = (cls.TOPIC, name, wrong)
-        if key not in _REJECTIONS:
-            _REJECTIONS[key] = cls.CHECKS[name].run(cls.WRONG[name][wrong][0])
-        assert _REJECTIONS[key].failure is not None, f"accepted:\n{_REJECTIONS[key]}"
-        return _REJECTIONS[key]
-
-
-_REJECTIONS: dict[tuple[str, str, str], Result] = {}
+    def rejection(self, name: str, wrong: str) -> Item:
+        """The item that catches a wrong answer."""
+        result = self.outcome(name, wrong)
+        assert result.failure is not None, f"accepted:\n{result}"
+        return result.failure
 
 
 def _gets_through(result: Result, *, guard: bool) -> bool:

@@ -196,6 +196,10 @@ WRONG_SWISH = {
     "reuses grad_output": (swish(_reuses_grad_output), "grad_output stays as it is"),
     "value in float32 precision": (swish(value=_in_float32), "gradcheck in float64[\\s\\S]*Jacobian mismatch"),
     "gradient without a graph": (swish(_no_graph), "gradgradcheck"),
+    "gradient in float32": (
+        swish(lambda ctx, g: g * _slope(ctx.saved_tensors[0].float())),
+        "gradient is grad_output[\\s\\S]*float64[\\s\\S]*Hint 3",
+    ),
     "once differentiable": (
         swish(once_differentiable(lambda ctx, g: g * _slope(ctx.saved_tensors[0]))),
         "gradgradcheck",
@@ -221,6 +225,7 @@ PROMISES_SWISH = [
     ("Write it as a Function", "is an autograd Function", "a function"),
     ("any shape", "the value is x · sigmoid(x)", "flattens"),
     ("floating-point dtype", "the value is x · sigmoid(x)", "returns float32"),
+    ("floating-point dtype", "the gradient is grad_output · f'(x)", "gradient in float32"),
     ("It keeps its input, with `save_for_backward`", "the input goes through save_for_backward", "an attribute"),
     ("no other memory", "keeps its input and no other memory", "saves the sigmoid too"),
     ("Saves x only; twice differentiable.", "keeps its input and no other memory", "sigmoid in a list on ctx"),
@@ -347,6 +352,26 @@ class NotAModule:
         return HookReversal(self.alpha)(x)
 
 
+class QueuedAlpha(HookReversal):
+    """Its backwards take the alphas in the order of the forwards."""
+
+    def __init__(self, alpha=1.0):
+        super().__init__(alpha)
+        self.queue = []
+
+    def forward(self, x):
+        y = x.clone()
+        if y.requires_grad:
+            self.queue.append(self.alpha)
+            y.register_hook(lambda g: -(self.queue.pop(0) if self.queue else 1.0) * g)
+        return y
+
+
+def _negates_alpha(ctx, g):
+    ctx.alpha = -ctx.alpha
+    return ctx.alpha * g
+
+
 WRONG_REVERSAL = {
     "alpha trainable": (TrainableScale, "Module without parameters"),
     "no Module": (NotAModule, "Module without parameters"),
@@ -374,10 +399,14 @@ WRONG_REVERSAL = {
         reversal(lambda ctx, g: torch.tensor(-ctx.alpha).mul(g.float()).to(g.dtype)),
         "-alpha times[\\s\\S]*torch.float64",
     ),
+    "alpha in float32": (reversal(lambda ctx, g: -torch.tensor(ctx.alpha) * g), "-alpha times[\\s\\S]*torch.float64"),
+    "alpha rounded": (reversal(lambda ctx, g: -round(ctx.alpha, 2) * g), "-alpha times"),
     "in place": (reversal(lambda ctx, g: g.neg_().mul_(ctx.alpha)), "incoming gradient stays"),
     "hook on the input": (reversal(call=_hooks_the_input), "only the path"),
     "alpha read in backward": (reversal(lambda ctx, g: -ctx.module.alpha * g), "own forward"),
     "alpha on the class": (SharedAlpha, "own forward"),
+    "alphas in a queue": (QueuedAlpha, "own forward"),
+    "another sign the second time": (reversal(_negates_alpha), "own forward"),
 }
 _GRADIENT = "the gradient is -alpha times the incoming one"
 _OWN = "a backward uses alpha of its own forward"
@@ -385,6 +414,7 @@ PROMISES_REVERSAL = [
     ("Write `GradientReversal(alpha)`, a Module", "is a Module without parameters", "no Module"),
     ("returns its input unchanged, bit for bit", "returns its input unchanged", "adds zero"),
     ("multiplies the gradient that comes back by `-alpha`", _GRADIENT, "no sign"),
+    ("multiplies the gradient that comes back by `-alpha`", _GRADIENT, "alpha in float32"),
     ("in train and in eval mode", _GRADIENT, "only when training"),
     ("`alpha` is 1 if it isn't given", _GRADIENT, "other default"),
     ("0 gives a gradient of zeros", _GRADIENT, "None for zero"),
@@ -396,6 +426,7 @@ PROMISES_REVERSAL = [
     ("the incoming gradient stays as it is", "the incoming gradient stays as it is", "in place"),
     ("`module.alpha` may be changed between two calls (a schedule)", _OWN, "alpha read in backward"),
     ("a backward must use the value from its own forward", _OWN, "alpha on the class"),
+    ("a backward must use the value from its own forward", _OWN, "alphas in a queue"),
     (
         "An input that needs no gradient passes as well.",
         "returns its input unchanged",
@@ -510,6 +541,34 @@ def storing(copy):
 def _leaks_on_error(self, kind, value, trace):
     if kind is None:
         PlainRecorder.__exit__(self, kind, value, trace)
+
+
+def _raises_another(self, kind, value, trace):
+    PlainRecorder.__exit__(self, kind, value, trace)
+    if kind is not None:
+        raise RuntimeError("the model failed") from value
+
+
+def _clears_gradients(self, kind, value, trace):
+    PlainRecorder.__exit__(self, kind, value, trace)
+    self.model.zero_grad()
+
+
+def _clears_everybodys_before_raising(self):
+    try:
+        return PlainRecorder.__enter__(self)
+    except KeyError:
+        _clears_everybodys(self, None, None, None)
+        raise
+
+
+def _leaves_only(self):
+    """Containers get a list and no hook."""
+    PlainRecorder.__enter__(self)
+    for handle, module in zip(self.handles, self.find().values(), strict=True):
+        if list(module.children()):
+            handle.remove()
+    return self
 
 
 def _swallows(self, kind, value, trace):
@@ -633,7 +692,8 @@ WRONG_RECORDER = {
     ),
     "no entry for what wasn't called": (recorder(__enter__=_only_called), "has the names asked for"),
     "late binding": (recorder(__enter__=_late_binding), "calls of[\\s\\S]*Hint 4"),
-    "the last call only": (recorder(__enter__=_last_only), "calls of 'block.0'"),
+    "the last call only": (recorder(__enter__=_last_only), "calls of 'block"),
+    "no containers": (recorder(__enter__=_leaves_only), "calls of 'block'"),
     "shares memory": (storing(lambda self, o: o.detach()), "Hint 2"),
     "copies on the way to the CPU only": (
         storing(lambda self, o: o.detach().cpu() if self.to_cpu else o.detach().clone()),
@@ -653,10 +713,21 @@ WRONG_RECORDER = {
         ),
         "computes and learns",
     ),
+    "returns a copy of the output": (
+        recorder(
+            make=lambda self, store: lambda m, a, o: (PlainRecorder.make(self, store)(m, a, o), o.clone())[1],
+        ),
+        "computes and learns[\\s\\S]*overwrites",
+    ),
+    "clears the gradients": (recorder(__exit__=_clears_gradients), "computes and learns"),
     "switches to eval": (EvalWhileRecording, "computes and learns|equal to the output"),
     "switches to eval in the end": (
         recorder(__exit__=lambda self, *_: (PlainRecorder.__exit__(self, *_), self.model.eval(), None)[2]),
         "computes and learns",
+    ),
+    "switches to train in the end": (
+        recorder(__exit__=lambda self, *_: (PlainRecorder.__exit__(self, *_), self.model.train(), None)[2]),
+        "computes and learns[\\s\\S]*modes",
     ),
     "hooks stay": (recorder(__exit__=lambda self, *_: None), "hooks are gone"),
     "hooks stay after an exception": (recorder(__exit__=_leaks_on_error), "after an exception"),
@@ -667,6 +738,7 @@ WRONG_RECORDER = {
     ),
     "one list of handles for all": (SharedStore, "overlapping"),
     "swallows the exception": (recorder(__exit__=_swallows), "an exception goes on"),
+    "raises an exception of its own": (recorder(__exit__=_raises_another), "an exception goes on"),
     "forgets after an exception": (recorder(__exit__=_forgets_on_error), "recordings stay"),
     "keeps old recordings": (recorder(__enter__=_keeps_old_recordings), "starts afresh"),
     "AttributeError": (
@@ -683,6 +755,10 @@ WRONG_RECORDER = {
     ),
     "first names only": (recorder(find=_first_names_only), "again"),
     "registers while looking": (recorder(__enter__=_registers_while_looking), "after an unknown name"),
+    "clears everybody's hooks and raises": (
+        recorder(__enter__=_clears_everybodys_before_raising),
+        "after an unknown name[\\s\\S]*gone",
+    ),
     "always to the CPU": (storing(lambda self, o: o.detach().clone().cpu()), "to_cpu=False"),
     "copies on the CPU only": (
         storing(lambda self, o: o.detach().clone().cpu() if self.to_cpu else (o.detach().clone() if o.is_cpu else o)),
@@ -697,6 +773,7 @@ PROMISES_RECORDER = [
     ("one tensor for each call of that submodule", _CALLS, "the last call only"),
     ("name → list of detached tensors, one for each call.", _CALLS, "late binding"),
     ("Recorded tensors are detached", "recordings are detached", "not detached"),
+    ("the outputs of chosen submodules", _CALLS, "no containers"),
     ("have the output's dtype", _CALLS, "in float32"),
     ("are on the CPU", "by default they are moved to the CPU", "never to the CPU"),
     (
@@ -716,11 +793,22 @@ PROMISES_RECORDER = [
         "the model computes and learns as without the recorder",
         "output without its graph",
     ),
+    (
+        "The model computes and learns what it would",
+        "the model computes and learns as without the recorder",
+        "returns a copy of the output",
+    ),
+    (
+        "The model computes and learns what it would",
+        "the model computes and learns as without the recorder",
+        "clears the gradients",
+    ),
     ("your hooks are gone", _HOOKS, "hooks stay"),
     ("also by an exception", _HOOKS, "hooks stay after an exception"),
     ("those of others are still there", _HOOKS, "clears everybody's hooks"),
     ("the recordings stay", "the recordings stay after an exception", "forgets after an exception"),
     ("The exception goes on.", "an exception goes on", "swallows the exception"),
+    ("The exception goes on.", "an exception goes on", "raises an exception of its own"),
     ("Entering again starts afresh.", "entering again starts afresh", "keeps old recordings"),
     ("An unknown name raises `KeyError`", "an unknown name raises KeyError on entering", "AttributeError"),
     ("naming it", "an unknown name raises KeyError on entering", "KeyError without the name"),
@@ -871,6 +959,20 @@ def looks_afterwards(model, batches):
     return {name: ~torch.stack([_any(out) for out in outs]).any(0) for name, outs in outputs.items()}
 
 
+def _modes_by_train(model, batches):
+    """Each mode put back with train(), which sets the children too."""
+    modes = {m: m.training for m in model.modules()}
+    try:
+        return detector(restore=False)(model, batches)
+    finally:
+        for m, mode in modes.items():
+            m.train(mode)
+
+
+def _all_batches_as_one(model, batches):
+    return detector()(model, [torch.cat(batches)])
+
+
 @contextlib.contextmanager
 def _turns_autograd_off_and_on():
     torch.set_grad_enabled(False)
@@ -908,9 +1010,19 @@ WRONG_DEAD = {
         detector(reduce=lambda out: (out.flatten(2)[..., 0] > 0).any(0) if out.dim() > 2 else _any(out)),
         "convolutions",
     ),
+    "names with ReLU": (
+        detector(chosen=lambda model: {n: m for n, m in model.named_modules() if "ReLU" in type(m).__name__}),
+        "name of every nn.ReLU",
+    ),
+    "all batches as one": (_all_batches_as_one, "a unit is dead[\\s\\S]*Sizes of tensors"),
+    "mean of all": (detector(reduce=lambda out: out.transpose(0, 1).flatten(1).mean(1) != 0), "there 1e-38"),
+    "active for less than one in a thousand": (
+        detector(reduce=lambda out: (out.transpose(0, 1).flatten(1) > 0).double().mean(1) > 1e-3),
+        "there 1e-38",
+    ),
     "mean": (detector(reduce=lambda out: out.transpose(0, 1).flatten(1).mean(1) > 0.01), "a unit is dead"),
     "all": (detector(reduce=lambda out: (out.transpose(0, 1).flatten(1) > 0).all(1)), "a unit is dead"),
-    "nearly zero": (detector(reduce=lambda out: _any(out, 1e-12)), "outputs 0 or 1e-38"),
+    "nearly zero": (detector(reduce=lambda out: _any(out, 1e-12)), "there 1e-38"),
     "squeezes": (detector(reduce=lambda out: _any(out).squeeze()), "a unit is dead"),
     "numbers": (
         lambda model, batches: {n: d.int() for n, d in dead_by_maxima(model, batches).items()},
@@ -934,6 +1046,7 @@ WRONG_DEAD = {
     "records a graph": (detector(no_grad=contextlib.nullcontext), "records no graph"),
     "train in the end": (detector(restore=False, after=lambda model: model.train()), "mode it was in"),
     "eval in the end": (detector(restore=False), "mode it was in"),
+    "modes by train()": (_modes_by_train, "mode it was in"),
     "clears gradients": (detector(after=lambda model: model.zero_grad()), "gradients are untouched"),
     "freezes the parameters": (
         detector(before=lambda model: model.eval().requires_grad_(False)),
@@ -951,6 +1064,7 @@ PROMISES_DEAD = [
     ("its output is zero for every input of a data set", _UNITS, "first image only"),
     ("The units are dimension 1 of the output", _UNITS, "positions as units"),
     ("exactly zero", _UNITS, "nearly zero"),
+    ("at every position of every image", _UNITS, "active for less than one in a thousand"),
     ("at every position of every image", _UNITS, "one position"),
     ("`(N, units, ...)`", _UNITS, "2-d only"),
     (
@@ -962,16 +1076,23 @@ PROMISES_DEAD = [
     ("a boolean tensor", _UNITS, "numbers"),
     ("of shape `(units,)`", _UNITS, "squeezes"),
     (
+        "for every `nn.ReLU` that the model calls",
+        "has the name of every nn.ReLU that was called, and no other",
+        "names with ReLU",
+    ),
+    (
         "by its name in `model.named_modules()`",
         "has the name of every nn.ReLU that was called, and no other",
         "both names of a shared one",
     ),
-    ("results of all batches are combined", _UNITS, "last batch only"),
+    ("results of all batches, whatever their sizes, are combined", _UNITS, "last batch only"),
+    ("whatever their sizes", _UNITS, "all batches as one"),
     ("those of all calls", _UNITS, "last call only"),
     ("The pass runs in eval mode", "runs in eval mode", "batch norm in eval only"),
     ("records no graph", "records no graph", "records a graph"),
     ("also after an exception", _AFTER, "no finally"),
     ("each submodule is in the mode it was in", "each submodule is in the mode it was in", "train in the end"),
+    ("each submodule is in the mode it was in", "each submodule is in the mode it was in", "modes by train()"),
     ("parameters, buffers and gradients are untouched", _UNTOUCHED, "clears gradients"),
     ("the hooks are those from before", "the hooks are those from before", "clears everybody's hooks"),
     ("autograd is on or off as it was", "autograd is on or off as it was", "turns autograd on"),
@@ -1142,6 +1263,10 @@ WRONG_CLIP = {
     "zero and up": (clip(lambda p, limit: p.grad.clamp_(0, limit)), "bit for bit"),
     "by norm": (clip(lambda p, limit: p.grad.mul_((limit / p.grad.norm()).clamp(max=1))), "bit for bit"),
     "NaN to zero": (clip(lambda p, limit: p.grad.nan_to_num_(0.0).clamp_(-limit, limit)), "bit for bit"),
+    "finite gradients only": (
+        clip(lambda p, limit: p.grad.clamp_(-limit, limit) if p.grad.isfinite().all() else None),
+        "bit for bit[\\s\\S]*infinite",
+    ),
     "limit in float32": (
         clip(lambda p, limit: p.grad.clamp_(-torch.tensor(limit), torch.tensor(limit))),
         "bit for bit[\\s\\S]*float64",
@@ -1169,6 +1294,7 @@ _UNDOING = "undoing removes your hooks and no others"
 PROMISES_CLIP = [
     ("from then on, every gradient", _CLIPPED, "a new tensor"),
     ("exactly what", _CLIPPED, "by norm"),
+    ("every gradient that `loss.backward()` adds to", _CLIPPED, "finite gradients only"),
     ("bit for bit", _CLIPPED, "tensor hook, by difference"),
     ("also where `.grad` wasn't empty before", _CLIPPED, "tensor hook"),
     ("A tied parameter (used in two places) is clipped once", _CLIPPED, "skips the tied one"),
@@ -1198,9 +1324,12 @@ def step_by_id(model, make_optimizer):
     return lambda: [h.remove() for h in handles]
 
 
-def one_optimizer_for_all(model, make):
-    """Stepped again and again it sees only the one gradient that is there."""
-    optimizer = make([p for p in model.parameters() if p.requires_grad])
+def one_optimizer_for_all(model, make, trained_only=True, drop_old=True):
+    """Stepped again and again it sees only the one gradient that is there, if old ones are dropped first."""
+    optimizer = make([p for p in model.parameters() if p.requires_grad or not trained_only])
+    for p in model.parameters():
+        if p.requires_grad and drop_old:
+            p.grad = None
 
     def hook(p):
         optimizer.step()
@@ -1302,15 +1431,33 @@ def tied_twice(model, make):
     return lambda: [h.remove() for h in handles]
 
 
-def steps_the_frozen(model, make):
-    """One optimizer for all parameters, frozen ones too."""
-    optimizer = make(list(model.parameters()))
+_KEPT = {}
+
+
+def one_optimizer_for_ever(model, make):
+    """A second call finds the optimizers of the first."""
+    for p in model.parameters():
+        if p.requires_grad and p not in _KEPT:
+            _KEPT[p] = make([p])
 
     def hook(p):
-        optimizer.step()
+        _KEPT[p].step()
         p.grad = None
 
     handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters() if p.requires_grad]
+    return lambda: [h.remove() for h in handles]
+
+
+def skips_zeros(model, make):
+    """Takes a gradient of zeros for none."""
+    optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}
+
+    def hook(p):
+        if p.grad.count_nonzero():
+            optimizers[p].step()
+        p.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(hook) for p in optimizers]
     return lambda: [h.remove() for h in handles]
 
 
@@ -1345,7 +1492,21 @@ WRONG_STEP = {
         step(chosen=lambda model: [p for n, p in model.named_parameters() if p.requires_grad and "bias" not in n]),
         "gradient dropped",
     ),
-    "frozen ones stepped": (steps_the_frozen, "frozen parameters stay"),
+    "no step for zeros": (skips_zeros, "bit for bit"),
+    "a generator for the list": (
+        lambda model, make: step_by_id(model, lambda params: make(p for p in params)),
+        "bit for bit",
+    ),
+    "groups for the list": (lambda model, make: step_by_id(model, lambda params: make([{"params": params}])), "."),
+    "optimizers kept for ever": (one_optimizer_for_ever, "bit for bit[\\s\\S]*undone"),
+    "frozen ones stepped": (
+        lambda model, make: one_optimizer_for_all(model, make, trained_only=False),
+        "frozen parameters stay",
+    ),
+    "an old gradient stepped": (
+        lambda model, make: one_optimizer_for_all(model, make, drop_old=False),
+        "even if it has a gradient",
+    ),
     "undoes the first": (step(undo="first"), "undoing"),
     "undoes everybody's": (step(undo="everybody's"), "undoing"),
     "nothing returned": (step(undo=None), "returns a function"),
@@ -1361,6 +1522,13 @@ PROMISES_STEP = [
     ("Frozen parameters stay", "frozen parameters stay", "frozen ones stepped"),
     ("tied ones are stepped once", _EQUAL, "tied stepped twice"),
     ("one that a backward doesn't reach isn't stepped", _EQUAL, "zeros where none arrived"),
+    (
+        "one that a backward doesn't reach isn't stepped",
+        "one that a backward doesn't reach isn't stepped, even if it has a gradient",
+        "an old gradient stepped",
+    ),
+    ("builds an optimizer for a list of parameters", _EQUAL, "a generator for the list"),
+    ("The result must equal the usual loop exactly", _EQUAL, "no step for zeros"),
     ("Return a function that undoes it", "returns a function", "nothing returned"),
     ("your hooks are gone", _UNDOING, "undoes the first"),
     ("those of others are still there", _UNDOING, "undoes everybody's"),

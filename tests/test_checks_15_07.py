@@ -98,7 +98,7 @@ WRONG_PLAN = {
     "powers of two without divisions": (plan(one=0), "the block: a multiple"),
     "two divisions by default": (lambda size, d=2: plan_by_modulo(size, d), "the block: a multiple"),
     "floats": (spoilt(plan_by_modulo, lambda got, *_: (float(got[0]), *got[1:])), "a float"),
-    "a list": (spoilt(plan_by_modulo, lambda got, *_: list(got)), "a list"),
+    "a list": (spoilt(plan_by_modulo, lambda got, *_: list(got)), "expected: *a tuple"),
     "divisions for small requests": (plan(least=64), "not large enough"),
     "no divisions": (lambda size, divisions=1: plan_by_modulo(size), "the block, with divisions"),
     "the next power of two": (plan(up=1), "the block, with divisions"),
@@ -205,6 +205,29 @@ def sorting(free, *others):
     return fit_in_one_pass(free, *others)
 
 
+def handed_out_once():
+    """Remembers what it has handed out, although `free` still lists it."""
+    gone = set()
+
+    def answer(free, *others):
+        found = fit_in_one_pass([block for block in free if block not in gone], *others)
+        gone.update(block for block in free if found and block[2] == found[0][2])
+        return found
+
+    return answer
+
+
+def memory(make):
+    """An answer that keeps something between calls, without what it kept from another check."""
+
+    def answer(*arguments):
+        if arguments == ([], 512, 0, True):  # the check's first case
+            answer.own = make()
+        return answer.own(*arguments)
+
+    return answer
+
+
 def best_of_all_streams(free, size, stream, small, max_split_size=math.inf):
     return fit_in_one_pass([(stream, *block[1:]) for block in free], size, stream, small, max_split_size)
 
@@ -254,6 +277,11 @@ WRONG_FIT = {
     "any size for oversize requests": (fit(beyond=math.inf), "a request ≥ max_split_size: which"),
     "pops": (popping, "free stays as it is"),
     "sorts in place": (sorting, "free stays as it is"),
+    "handed out once": (memory(handed_out_once), "free stays as it is"),
+    "the block alone": (
+        lambda *a: found[0] if (found := fit_in_one_pass(*a)) and not found[1] else found,
+        "compare the form",
+    ),
 }
 
 # ---------------------------------------------------------------- coalescing
@@ -353,6 +381,19 @@ def any_block_with_bytes_there(blocks, address):
     raise ValueError(address)
 
 
+def between_the_used(blocks, address):
+    """Looks for the address between the first used block and the last one."""
+    used = [block for block in blocks if block[2] == "used"]
+    if not used[0][0] <= address <= used[-1][0]:
+        raise ValueError(address)
+    return give_back_by_index(blocks, address)
+
+
+def rounded_down(blocks, address):
+    """Frees the block that an aligned address lies in."""
+    return (any_block_with_bytes_there if address % 512 == 0 else give_back_by_index)(blocks, address)
+
+
 def key_error(blocks, address):
     try:
         return give_back_by_index(blocks, address)
@@ -385,6 +426,8 @@ WRONG_COALESCE = {
         "got: *'no exception'",
     ),
     "a KeyError": (key_error, "got: *KeyError"),
+    "an IndexError without used blocks": (between_the_used, "got: *IndexError"),
+    "an aligned address inside will do": (rounded_down, "ValueError if"),
 }
 
 # ---------------------------------------------------------------- post-mortem
@@ -487,6 +530,36 @@ def holes(pick, states=("inactive",)):
     return post_mortem(edit)
 
 
+def requested_hole(found, message, segments):
+    blocks = (b for s in segments for b in s["blocks"] if b["state"] == "inactive")
+    found["largest_hole"] = max((b["requested_size"] for b in blocks), default=0)
+
+
+def large_pool_hole(found, message, segments):
+    blocks = (b for s in segments if s["segment_type"] == "large" for b in s["blocks"] if b["state"] == "inactive")
+    found["largest_hole"] = max((b["size"] for b in blocks), default=0)
+
+
+def first_streams_hole(found, message, segments):
+    blocks = (b for s in segments if s["stream"] == 0 for b in s["blocks"] if b["state"] == "inactive")
+    found["largest_hole"] = max((b["size"] for b in blocks), default=0)
+
+
+def one_digit(found, message, segments):
+    found["requested"] = found["requested"] if re.search(r"GPU \d has", message) else 0.0
+
+
+def by_the_hole(found, message, segments):
+    """Fragmented only if no hole is large enough, which the task doesn't say."""
+    if found["verdict"] == "fragmented" and found["largest_hole"] >= found["requested"]:
+        found["verdict"] = "held elsewhere"
+
+
+def fits_a_hole(found, message, segments):
+    if found["largest_hole"] >= found["requested"]:
+        found["verdict"] = "fragmented"
+
+
 def no_default(found, message, segments):
     found["largest_hole"] = max(b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive")
 
@@ -530,6 +603,12 @@ WRONG_POST_MORTEM = {
         holes(lambda sizes: max(map(max, sizes)), ("inactive", "active_pending_free")),
         "largest_hole",
     ),
+    "what was requested of a hole": (post_mortem(requested_hole), "largest_hole, with blocks"),
+    "holes of the large pool": (post_mortem(large_pool_hole), "largest_hole, with blocks"),
+    "holes of the first stream": (post_mortem(first_streams_hole), "largest_hole, with blocks"),
+    "GPUs 0 to 9": (post_mortem(one_digit), "requested, in bytes"),
+    "fragmented by the hole": (post_mortem(by_the_hole), "verdict 'fragmented'"),
+    "a hole that would do": (post_mortem(fits_a_hole), "verdict 'does not fit'"),
     "no default": (post_mortem(no_default), "largest_hole, with no such block"),
     "one byte short of the capacity": (
         verdict(lambda r, c, f, a, k, right: "does not fit" if r + a >= c else right),
@@ -650,6 +729,22 @@ def zero_grad(model, optimizer):
     return fixed_bytes_by_loops(model, optimizer)
 
 
+def hooked(model, optimizer):
+    model.register_forward_hook(lambda *_: None)
+    return fixed_bytes_by_loops(model, optimizer)
+
+
+def noted(model, optimizer):
+    model.total = fixed_bytes_by_loops(model, optimizer)["parameters"]
+    return fixed_bytes_by_loops(model, optimizer)
+
+
+def of_children(model, optimizer, right):
+    """The model's own parameters and its children's; theirs are forgotten."""
+    found = {id(p): p for m in (model, *model.children()) for p in m.parameters(recurse=False)}
+    return sum(-(-p.nbytes // 512) * 512 for p in found.values())
+
+
 def train_mode(model, optimizer):
     return fixed_bytes_by_loops(model.train(), optimizer)
 
@@ -708,6 +803,17 @@ WRONG_FIXED = {
     "gradients dropped": (zero_grad, r"0.weight.grad"),
     "reads the data": (reads, "operators that worked"),
     "training mode": (train_mode, "training"),
+    "a hook stays": (hooked, "_forward_hooks"),
+    "an attribute stays": (noted, "model.total"),
+    "children alone": (entry("parameters", of_children), "modules in modules"),
+    "buffers of children": (
+        fixed(
+            buffers=lambda model: {
+                id(b): b for m in (model, *model.children()) for b in m.buffers(recurse=False)
+            }.values()
+        ),
+        "modules in modules",
+    ),
 }
 
 # ---------------------------------------------------------------- prefetcher
@@ -769,6 +875,18 @@ def on_engine_order(batches, copy, compute, depth):
     return [op._replace(stream=op.name, after=op.after if op.name.startswith("compute") else ()) for op in ops]
 
 
+def no_event_for_nothing(batches, copy, compute, depth):
+    """A copy of no duration is not waited for."""
+    ops = prefetch_filled_first(batches, copy, compute, depth)
+    return [op if copy or op.name.startswith("copy") else op._replace(after=()) for op in ops]
+
+
+def never_for_nothing(batches, copy, compute, depth):
+    """A compute of no duration is not waited for."""
+    ops = prefetch_filled_first(batches, copy, compute, depth)
+    return [op if compute or op.name.startswith("compute") else op._replace(after=()) for op in ops]
+
+
 def a_copy_too_many(batches, copy, compute, depth):
     return [*prefetch()(batches, copy, compute, depth), Op(f"copy {batches}", "copy", "c", copy, ())]
 
@@ -812,6 +930,11 @@ WRONG_PREFETCH = {
     "the engines' order": (on_engine_order, "no buffer is overwritten"),
     "one stream": (prefetch(streams=("x", "x")), "as fast as it can be"),
     "each copy waits for the last compute": (prefetch(back=lambda k, depth: k - 1), "as fast as it can be"),
+    "two buffers at most": (prefetch(back=lambda k, depth: k - min(depth, 2)), "as fast as it can be"),
+    "four buffers at most": (prefetch(back=lambda k, depth: k - min(depth, 4)), "as fast as it can be"),
+    "no event for a copy that takes no time": (no_event_for_nothing, "a compute starts after its copy"),
+    "no event for a compute that takes no time": (never_for_nothing, "no buffer is overwritten"),
+    "plain tuples": (lambda *case: [tuple(op) for op in prefetch()(*case)], "an `Op` in each entry"),
     "one buffer unused": (prefetch(back=lambda k, depth: k - max(1, depth - 1)), "as fast as it can be"),
 }
 
@@ -850,6 +973,7 @@ PROMISES = {
         ("in any order", "the smallest that is large enough", "first fit"),
         ("the block handed out", "large pool: what stays in one piece", "cut and lost"),
         ("Return the tuple `(block, rest)`", "the block is the stream's own", "two lists"),
+        ("`free` stays as it is", "free stays as it is", "handed out once"),
         ("in the same form", "an exact fit: rest is None", "floats"),
         ("the free block left over", "small pool: what is split off", "the rest at the start"),
         ("`rest` is `None` if nothing is split off", "an exact fit: rest is None", "an empty rest"),
@@ -881,10 +1005,16 @@ PROMISES = {
         ("If no used block starts", "ValueError if no used block starts there", "a double free passes"),
         ("block starts at `address`", "ValueError if no used block starts there", "an address inside will do"),
         ("raise `ValueError`", "ValueError if no used block starts there", "a KeyError"),
+        (
+            "no used block starts at `address`",
+            "ValueError if no used block starts there",
+            "an aligned address inside will do",
+        ),
         ("Raises ValueError", "ValueError if no used block starts there", "nothing happens"),
     ],
     "post_mortem": [
         ("The GPU's number and the sizes vary", "capacity, in bytes", "GPU 0 alone"),
+        ("The GPU's number and the sizes vary", "requested, in bytes", "GPUs 0 to 9"),
         ("Return a dictionary", "requested, in bytes", "None"),
         ("`requested`", "requested, in bytes", "no entry requested"),
         ("`capacity`", "capacity, in bytes", "strings"),
@@ -898,6 +1028,12 @@ PROMISES = {
         ("Each number comes as", "allocated, in bytes", "allocated has no KiB"),
         ("Each number comes as", "cached, in bytes", "cached has no KiB"),
         ("the size of the largest block", "largest_hole, with blocks in state 'inactive'", "the sum of the holes"),
+        (
+            "the size of the largest block",
+            "largest_hole, with blocks in state 'inactive'",
+            "what was requested of a hole",
+        ),
+        ("in the segments", "largest_hole, with blocks in state 'inactive'", "holes of the large pool"),
         ('with state `"inactive"`', "largest_hole, with blocks in state 'inactive'", "pending is a hole"),
         ("in the segments", "largest_hole, with blocks in state 'inactive'", "the first segment's"),
         ("(0 if there is none)", "largest_hole, with no such block", "no default"),
@@ -906,6 +1042,7 @@ PROMISES = {
         ("requested + allocated > capacity", "verdict 'fragmented'", "one byte short of the capacity"),
         ('`"fragmented"`', "verdict 'fragmented'", "cached alone"),
         ("free + cached ≥ requested", "verdict 'fragmented'", "strictly more"),
+        ("free + cached ≥ requested", "verdict 'fragmented'", "fragmented by the hole"),
         ('`"held elsewhere"`', "verdict 'held elsewhere'", "all that fits is fragmented"),
     ],
     "fixed_bytes": [
@@ -929,6 +1066,7 @@ PROMISES = {
         ("Nothing may be computed", UNTOUCHED, "a real optimizer"),
         ("the model stays as it is", UNTOUCHED, "training mode"),
         ("the model stays as it is", UNTOUCHED, "gradients dropped"),
+        ("the model stays as it is", UNTOUCHED, "a hook stays"),
         ("it may be on the meta device", UNTOUCHED, "reads the data"),
         ("it may have gradients already or none", "gradients, in bytes", "gradients that exist"),
     ],
@@ -953,6 +1091,12 @@ PROMISES = {
         ("not by the order on an engine", "no buffer is overwritten while it is read", "the engines' order"),
         ("copies of later batches overlap with the compute", "as fast as it can be", "one stream"),
         ("as early as `schedule` and `depth` buffers allow", "as fast as it can be", "one buffer unused"),
+        ("even if it then takes longer for some batches", "as fast as it can be", "two buffers at most"),
+        (
+            "whatever the durations are",
+            "a compute starts after its copy, whatever the durations",
+            "no event for a copy that takes no time",
+        ),
     ],
 }
 CONTEXT = {

@@ -3,6 +3,7 @@
 import sys
 import threading
 from itertools import accumulate
+from math import gcd
 
 import cloudpickle
 import pytest
@@ -37,15 +38,14 @@ OUTCOMES = {}  # a check starts processes, and the protocol runs it on each answ
 
 @pytest.fixture(autouse=True)
 def each_launch_once(monkeypatch):
-    """And wrong answers, which may hang, get 3 s; right ones, on a busy machine, what students have."""
+    """And with time enough for a busy machine, but for answers that are to be found hanging."""
     run = check._outcome
 
     def run_once(function, size, answer, *args):
         key = (function, size, answer)
         if key not in OUTCOMES:
             with pytest.MonkeyPatch.context() as patch:
-                if answer in MAY_HANG:
-                    patch.setattr(check, "_SECONDS", 3)
+                patch.setattr(check, "_SECONDS", 3 if answer in MAY_HANG else 30)
                 OUTCOMES[key] = run(function, size, answer, *args)
         return OUTCOMES[key]
 
@@ -118,6 +118,33 @@ def shift_by_thread(tensor, by, group=None):
     dist.recv(out, group=group, group_src=(rank - by + size) % size)
     sender.join()
     return out
+
+
+def shift_cycle_by_cycle(tensor, by, group=None):
+    """The blocking calls; steps of `by` cut the ring into cycles, and the first of each receives first."""
+    rank, size = me(group)
+    if by % size == 0:
+        return tensor.clone()
+    out = torch.empty(tensor.shape, dtype=tensor.dtype)
+    calls = [
+        lambda: dist.recv(out, group=group, group_src=(rank - by) % size),
+        lambda: dist.send(tensor, group=group, group_dst=(rank + by) % size),
+    ]
+    for call in calls if rank < gcd(by, size) else reversed(calls):
+        call()
+    return out
+
+
+class ShiftOfBytes:
+    """An object, which sends bytes whatever the dtype."""
+
+    def __call__(self, tensor, by, group=None):
+        rank, size = me(group)
+        out = tensor.clone()
+        if by % size:
+            going, coming = (t.reshape(-1).view(torch.uint8) for t in (tensor, out))
+            swap(going, coming, (rank + by) % size, (rank - by) % size, group)
+        return out
 
 
 def shift_blocking(tensor, by, group=None):
@@ -239,6 +266,26 @@ def shift_in_small_steps(tensor, by, group=None):
     return out
 
 
+def shift_in_halves(tensor, by, group=None):
+    rank, size = me(group)
+    out = tensor.clone()
+    for going, coming in zip(tensor.reshape(-1).tensor_split(2), out.view(-1).tensor_split(2), strict=True):
+        if by % size and going.numel():
+            swap(going, coming, (rank + by) % size, (rank - by) % size, group)
+    return out
+
+
+def shift_from_anybody(tensor, by, group=None):
+    """Right by itself; after another call it may take that one's message."""
+    rank, size = me(group)
+    out = tensor.clone()
+    if by % size:
+        sending = dist.isend(tensor, group=group, group_dst=(rank + by) % size)
+        dist.recv(out, group=group)
+        sending.wait()
+    return out
+
+
 def shift_by_world_peers(tensor, by, group=None):
     """Right in the world; in a part of it, places are taken for ranks of the world."""
     rank, size = me(group)
@@ -257,18 +304,20 @@ WRONG_SHIFT = {
     "doesn't wrap around": (shift_unwrapped, "every rank returns"),
     "forgets the group": (shift_world, "every rank returns"),
     "takes places for ranks": (shift_by_world_peers, "not part of group|of a group of|itself"),
+    "receives from anybody": (shift_from_anybody, "receives from any rank"),
     "a ring of five always": (shift_five, "not part of group|of a group of 4|itself"),
     "to the left": (shift_left, "places to its left"),
     "zeros where nothing moves": (shift_zeros, "places to its left"),
     "in float32": (shift_as_float, "places to its left[\\s\\S]*dtype torch.float64"),
     "doesn't wait for what arrives": (shift_no_wait, "places to its left"),
-    "gathers all": (shift_gather, "one message, straight to its rank"),
+    "gathers all": (shift_gather, "no collective"),
     "in small steps": (shift_in_small_steps, "one message, straight to its rank"),
+    "in halves": (shift_in_halves, "one message, straight to its rank"),
     "with a barrier": (with_barrier(shift_without_batch), "no collective"),
     "in place": (shift_in_place, "stays as it was"),
     "no copy where nothing moves": (shift_no_copy, "is a new tensor[\\s\\S]*Hint 4"),
     "no copy on rank 0": (shift_no_copy_on_rank_0, "is a new tensor"),
-    "one buffer for all calls": (shift_into_one_buffer, "is a new tensor"),
+    "one buffer for all calls": (shift_into_one_buffer, "is a new tensor[\\s\\S]*an earlier call"),
     "doesn't wait for its send": (shift_without_waiting_for_its_send, "overwritten at once"),
 }
 
@@ -315,11 +364,11 @@ def tree_by_ranges(tensor, src=0, group=None):
 
 
 def tree_all_at_once(tensor, src=0, group=None):
-    """Receives from anybody, then starts all its sends before it waits for any."""
+    """Receives, then starts all its sends before it waits for any."""
     rank, size = me(group)
     place = (rank - src) % size
     if place:
-        dist.recv(tensor, group=group)
+        dist.recv(tensor, group=group, group_src=(place - 2 ** (place.bit_length() - 1) + src) % size)
     below = [place + 2**k for k in range(place.bit_length(), size.bit_length()) if place + 2**k < size]
     works = [dist.isend(tensor, group=group, group_dst=(child + src) % size) for child in below]
     for work in works:
@@ -327,7 +376,22 @@ def tree_all_at_once(tensor, src=0, group=None):
     return len(works)
 
 
-def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0):
+def tree_by_schedule(tensor, src=0, group=None):
+    """Who has it sends it to the next that hasn't; everybody works out the messages of all."""
+    rank, size = me(group)
+    have, rest, sent = [src], [(src - n) % size for n in range(1, size)], 0
+    while rest:
+        for source, to in zip(list(have), list(rest), strict=False):
+            have.append(rest.pop(0))
+            if rank == source:
+                dist.send(tensor, group=group, group_dst=to)
+                sent += 1
+            elif rank == to:
+                dist.recv(tensor, group=group, group_src=source)
+    return sent
+
+
+def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0, rounds=99):
     """A tree with chosen faults."""
 
     def broadcast(tensor, src=default, group=None):
@@ -339,7 +403,7 @@ def tree(src_used=True, renumber=True, bounded=True, count="sent", default=0):
             number = (p + src) % size
             return {"group_dst": number} if renumber else {"dst": number}
 
-        while reach < size:
+        while reach < min(size, 2**rounds):
             if place < reach and (place + reach < size or not bounded):
                 dist.send(tensor, group=group, **peer(place + reach))
                 sent += 1
@@ -381,6 +445,18 @@ def tree_chain(tensor, src=0, group=None):
     return int(place + 1 < size)
 
 
+def tree_binary(tensor, src=0, group=None):
+    """Everybody sends to two: ceil(log2 N) rounds for up to six ranks, more for seven."""
+    rank, size = me(group)
+    place = (rank - src) % size
+    if place:
+        dist.recv(tensor, group=group, group_src=((place - 1) // 2 + src) % size)
+    below = [child for child in (2 * place + 1, 2 * place + 2) if child < size]
+    for child in below:
+        dist.send(tensor, group=group, group_dst=(child + src) % size)
+    return len(below)
+
+
 def tree_out_of_place(tensor, src=0, group=None):
     return tree()(tensor.clone(), src, group)
 
@@ -412,11 +488,23 @@ def tree_with_thanks(tensor, src=0, group=None):
     return sent
 
 
-def tree_without_waiting(tensor, src=0, group=None):
+def tree_from_anybody(tensor, src=0, group=None):
+    """Right by itself; after another call it may take that one's message."""
     rank, size = me(group)
     place = (rank - src) % size
     if place:
         dist.recv(tensor, group=group)
+    below = [place + 2**k for k in range(place.bit_length(), size.bit_length()) if place + 2**k < size]
+    for child in below:
+        dist.send(tensor, group=group, group_dst=(child + src) % size)
+    return len(below)
+
+
+def tree_without_waiting(tensor, src=0, group=None):
+    rank, size = me(group)
+    place = (rank - src) % size
+    if place:
+        dist.recv(tensor, group=group, group_src=(place - 2 ** (place.bit_length() - 1) + src) % size)
     below = [place + 2**k for k in range(place.bit_length(), size.bit_length()) if place + 2**k < size]
     PENDING.extend(dist.isend(tensor, group=group, group_dst=(child + src) % size) for child in below)
     return len(below)
@@ -425,6 +513,7 @@ def tree_without_waiting(tensor, src=0, group=None):
 WRONG_TREE = {
     "sends beyond the last place": (tree(bounded=False), "every rank returns"),
     "takes places for ranks": (tree(renumber=False), "every rank returns"),
+    "receives from anybody": (tree_from_anybody, "receives from any rank"),
     "always from rank 0": (tree(src_used=False), "the root's tensor on every rank"),
     "by default from rank 1": (tree(default=1), "the root's tensor on every rank[\\s\\S]*the world, by default"),
     "out of place": (tree_out_of_place, "the root's tensor on every rank"),
@@ -432,7 +521,9 @@ WRONG_TREE = {
     "in float32": (tree_as_float, "the root's tensor on every rank[\\s\\S]*torch.int64"),
     "broadcast": (tree_collective, "sends and receives only"),
     "with a barrier": (with_barrier(tree()), "sends and receives only"),
-    "a chain": (tree_chain, "ceil\\(log2 N\\) rounds[\\s\\S]*at most 3 rounds"),
+    "always three rounds": (tree(rounds=3), "the root's tensor on every rank[\\s\\S]*the world"),
+    "a chain": (tree_chain, "ceil\\(log2 N\\) rounds[\\s\\S]*at most 4 rounds"),
+    "a binary tree": (tree_binary, "ceil\\(log2 N\\) rounds[\\s\\S]*at most 3 rounds"),
     "all from the root": (tree_flat, "ceil\\(log2 N\\) rounds"),
     "the root gets a word back": (tree_with_thanks, "receives once, the root never"),
     "returns nothing": (tree(count="none"), "returns the messages it sent"),
@@ -496,6 +587,17 @@ def scatter_all_receives_first(chunks):
     return total
 
 
+def scatter_of_copies(chunks):
+    """All chunks are copied first; then it adds in place, into one of the copies in each step."""
+    rank, size = me()
+    own = [chunk.clone() for chunk in chunks]
+    into = torch.empty_like(own[0])
+    for step in range(1, size):
+        swap(own[(rank - step) % size], into, (rank + 1) % size, (rank - 1) % size)
+        own[(rank - step - 1) % size].add_(into)
+    return own[rank]
+
+
 def scatter(start=1, collective=False, everything=False, blocking=False, lazy=False, clone=True, to=1, double=False):
     """Reduce-scatter with chosen faults."""
 
@@ -550,6 +652,21 @@ def scatter_into_chunks(chunks):
     return chunks[rank].clone()
 
 
+def scatter_into_list(chunks):
+    """The sums in new tensors, but these in the caller's list."""
+    rank, size = me()
+    for step in range(size - 1):
+        into = torch.empty_like(chunks[0])
+        swap(chunks[(rank - step - 1) % size], into, (rank + 1) % size, (rank - 1) % size)
+        chunks[(rank - step - 2) % size] = chunks[(rank - step - 2) % size] + into
+    return chunks[rank].clone()
+
+
+def scatter_into_one_buffer(chunks):
+    buffer = BUFFERS.setdefault(("scatter", chunks[0].shape, chunks[0].dtype), torch.empty_like(chunks[0]))
+    return buffer.copy_(scatter()(chunks))
+
+
 def scatter_without_waiting(chunks):
     rank, size = me()
     partial = chunks[(rank - 1) % size].clone()
@@ -568,12 +685,14 @@ WRONG_SCATTER = {
     "in float32": (scatter_as_float, "has the sum[\\s\\S]*torch.(float64|int64)"),
     "returns float32": (scatter_keeps_float, "has the sum[\\s\\S]*dtype torch.float64"),
     "doesn't wait": (scatter_without_waiting, "has the sum"),
-    "adds into the chunks": (scatter_into_chunks, "are not changed"),
+    "adds into the chunks": (scatter_into_chunks, "is not changed[\\s\\S]*overwritten"),
+    "puts sums into the list": (scatter_into_list, "is not changed[\\s\\S]*the list"),
     "no clone for one rank": (scatter(clone=False), "is a new tensor[\\s\\S]*of 1,"),
+    "one buffer for all calls": (scatter_into_one_buffer, "is a new tensor[\\s\\S]*an earlier call"),
     "sends all chunks": (scatter(everything=True), "N-1 messages of one tensor"),
     "to the left": (scatter(to=-1), "N-1 messages of one tensor"),
     "one step too many": (scatter(double=True), "N-1 messages of one tensor"),
-    "reduce_scatter": (scatter(collective=True), "N-1 messages of one tensor"),
+    "reduce_scatter": (scatter(collective=True), "no collective"),
     "with a barrier": (with_barrier(scatter()), "no collective"),
 }
 
@@ -797,7 +916,7 @@ def evaluate_with(
         count = {"local count": local, "by three": 3.0}.get(mean, count)
         if root_only and dist.get_rank():
             return None
-        if guard and not total[zero_for]:
+        if guard and not (correct, loss, count)[zero_for]:
             return kind((0.0, 0.0))
         return kind((correct / count, loss / count))
 
@@ -1018,6 +1137,10 @@ def in_memory_order(grad):
     return grad.as_strided((grad.numel(),), (1,))
 
 
+def average_without_frozen(parameters, limit):
+    return average()([p for p in parameters if p.requires_grad], limit)
+
+
 WRONG_AVERAGE = {
     "flattens with view": (average(flatten=lambda grad: grad.view(-1)), "every rank returns"),
     "the sum": (average(divide=False), "is the mean over the ranks"),
@@ -1027,6 +1150,7 @@ WRONG_AVERAGE = {
     "rounds to float32": (average(reduce=reduce_rounded), "is the mean over the ranks[\\s\\S]*torch.float64"),
     "sends float32": (average(reduce=reduce_as_float), "is the mean over the ranks[\\s\\S]*torch.float64"),
     "doesn't wait": (average(reduce=no_wait), "is the mean over the ranks"),
+    "leaves frozen parameters out": (average_without_frozen, "is the mean over the ranks"),
     "zeros for None": (average(fill=True), "None stays None"),
     "rebinds p.grad": (average(rebind=True), "p.grad is the tensor it was"),
     "one bucket a parameter": (average(single=True), "one all_reduce for each bucket"),
@@ -1052,15 +1176,21 @@ WRONG = {
     "average_gradients": WRONG_AVERAGE,
 }
 RIGHT = {
-    "ring_shift": [shift_without_batch, shift_between_world_ranks, shift_by_thread],
-    "tree_broadcast": [tree_by_halving, tree_by_ranges, tree_all_at_once],
-    "reduce_scatter": [scatter_into_received, scatter_alternating, scatter_all_receives_first],
+    "ring_shift": [
+        shift_without_batch,
+        shift_between_world_ranks,
+        shift_by_thread,
+        shift_cycle_by_cycle,
+        ShiftOfBytes(),
+    ],
+    "tree_broadcast": [tree_by_halving, tree_by_ranges, tree_all_at_once, tree_by_schedule],
+    "reduce_scatter": [scatter_into_received, scatter_alternating, scatter_all_receives_first, scatter_of_copies],
     "hierarchical_all_reduce": [hierarchy_by_lists, hierarchy_functional, hierarchy_by_roots],
     "evaluate": [evaluate_in_two, evaluate_objects, evaluate_by_the_root],
     "average_gradients": [average_async, average_by_avg, average_functional],
 }
-MAY_HANG = {answer for answers in WRONG.values() for answer, _ in answers.values()}
 RETURNS = check.RETURNS
+MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
 # items, where their names are long or many promises are held by them
 OVERWRITTEN = "the tensor may be overwritten at once"
 ONCE = "every rank receives once, the root never"
@@ -1072,6 +1202,7 @@ ONLY = "sends and receives only"
 ROUNDS = "in ceil(log2 N) rounds"
 TOTAL = "rank r has the sum of all chunks[r]"
 STEPS = "N-1 messages of one tensor to the right neighbour"
+KEPT = "what was passed in is not changed"
 WHOLE = "the sum over the world, in place"
 SENT = "returns (bytes inside, bytes across)"
 ELSE = "nothing else is sent"
@@ -1090,7 +1221,8 @@ PROMISES = {
         ("The group may be a part of the world, also a single rank", RETURNS, "forgets the group"),
         ("of any shape and dtype", SHIFT, "in float32"),
         ("in one message, straight to its rank", ONE, "in small steps"),
-        ("in one message, straight to its rank", ONE, "gathers all"),
+        ("in one message, straight to its rank", ONE, "in halves"),
+        ("without collectives", "no collective", "gathers all"),
         ("without collectives", "no collective", "with a barrier"),
         ("Where that is the rank itself, nothing is sent", RETURNS, "sends to itself"),
         ("The result is a new tensor in each call", NEW, "no copy where nothing moves"),
@@ -1098,6 +1230,7 @@ PROMISES = {
         ("The tensor that was passed stays as it was", "the tensor passed in stays as it was", "in place"),
         ("It must not deadlock", RETURNS, "sends before it receives"),
         ("however long the ring", RETURNS, "odd places send first"),
+        ("so each receive names its sender", RETURNS, "receives from anybody"),
         ("the caller may overwrite the tensor at once", OVERWRITTEN, "doesn't wait for its send"),
         ("in the ring of the group", RETURNS, "takes places for ranks"),
     ],
@@ -1110,10 +1243,13 @@ PROMISES = {
         ("Use sends and receives only", ONLY, "with a barrier"),
         ("Use sends and receives only", ONLY, "broadcast"),
         (r"that takes $\lceil\log_2 N\rceil$ rounds", ROUNDS, "a chain"),
+        (r"that takes $\lceil\log_2 N\rceil$ rounds", ROUNDS, "a binary tree"),
         ("in each of which a rank sends at most one message", ROUNDS, "all from the root"),
         ("It works for every group size and every `src`", RETURNS, "sends beyond the last place"),
         ("It works for every group size and every `src`", RETURNS, "takes places for ranks"),
+        ("It works for every group size", TENSOR, "always three rounds"),
         ("Every rank receives once, the root never", ONCE, "the root gets a word back"),
+        ("so each receive names its sender", RETURNS, "receives from anybody"),
         ("Return the number of messages that this rank sent", "returns the messages it sent", "returns bytes"),
         ("the caller may overwrite the tensor at once", OVERWRITTEN, "doesn't wait for its sends"),
         ("return the number of messages sent", "returns the messages it sent", "counts receives too"),
@@ -1129,8 +1265,11 @@ PROMISES = {
         ("to its right neighbour and receives one from its left", STEPS, "to the left"),
         ("in each of $N-1$ steps", STEPS, "one step too many"),
         ("Use no collectives", "no collective", "with a barrier"),
-        ("The tensors passed in are not changed", "the tensors passed in are not changed", "adds into the chunks"),
-        ("by a ring of N-1 steps, one message a rank and step", STEPS, "reduce_scatter"),
+        ("Use no collectives", "no collective", "reduce_scatter"),
+        ("a new tensor of that shape and dtype", "the result is a new tensor", "one buffer for all calls"),
+        ("The list and the tensors passed in are not changed", KEPT, "adds into the chunks"),
+        ("The list and the tensors passed in are not changed", KEPT, "puts sums into the list"),
+        ("by a ring of N-1 steps, one message a rank and step", STEPS, "sends all chunks"),
     ],
     "hierarchical_all_reduce": [
         ("over the whole world", WHOLE, "nothing across"),
@@ -1165,6 +1304,7 @@ PROMISES = {
     ],
     "average_gradients": [
         ("replaces every gradient by its mean over the ranks", MEANS, "the sum"),
+        ("replaces every gradient by its mean over the ranks", MEANS, "leaves frozen parameters out"),
         ("Go through the parameters (an iterator) in the order given", MEANS, "goes through the iterator twice"),
         ("would then hold more than `bucket_bytes`", BUCKET, "closes a bucket that is too full"),
         ("unless the bucket would then hold more than `bucket_bytes`", BUCKET, "never fills a bucket"),

@@ -71,11 +71,14 @@ def plan(trial: Trial, answer: Any) -> None:
     def hold(entry: int, want: Callable[..., Any], concerns: Callable[..., bool]) -> None:
         """Pool and segment are judged by the answer's own block: a wrong one is another item's matter."""
         for arguments in cases:
-            got = _plain(answer(*arguments))
+            name = _call("plan", arguments)
+            got = _plain(trial.call(name, lambda arguments=arguments: answer(*arguments)))
             whole = isinstance(got, tuple) and len(got) == 3
             size, divisions, block = arguments[0], (*arguments, 1)[1], got[0] if whole else _block(*arguments)
-            if concerns(size, divisions, block):
-                trial.equal(_call("plan", arguments), got[entry] if whole else got, want(size, divisions, block))
+            if not whole:
+                trial.equal(name, got, (block, _pool(block), _segment(block)))
+            elif concerns(size, divisions, block):
+                trial.equal(name, got[entry], want(size, divisions, block))
 
     ask = "do this case on paper, rule by rule"
     with trial.group("the block: a multiple of 512 bytes, no larger than it must be", hint=ask, see=1):
@@ -184,6 +187,15 @@ def _fit_cases(dice: random.Random) -> dict[str, list[Case]]:
     }
 
 
+def _is_found(value: Any) -> bool:
+    """Whether it has the form (block, rest or None)."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return all(
+        isinstance(block, tuple) and len(block) == 3 for block in value if block is not None or block is value[0]
+    )
+
+
 @exercise("15-07.2", "Best fit with splitting", points=15)
 def fit(trial: Trial, answer: Any) -> None:
     """`answer(free, size, stream, small, max_split_size)` is (block, rest or None), or None."""
@@ -196,22 +208,28 @@ def fit(trial: Trial, answer: Any) -> None:
         "": ("what is left over, and what does rule 5 say of it?", 2),
     }
 
-    every = _fit_cases(random.Random(2))
+    every, earlier = _fit_cases(random.Random(2)), []
     for item, cases in every.items():
         hint, see = next(text for start, text in asked.items() if item.startswith(start))
         with trial.group(item, hint=hint, see=see):
             for case in cases:
                 arguments = case[:4] if case[4] == math.inf else case
-                name, got, want = _call("fit", arguments), _plain(answer(list(case[0]), *arguments[1:])), _fit(*case)
-                whole = isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], tuple) and len(got[0]) == 3
-                if item.startswith("the") and whole and want:  # what is cut off is another item's matter
+                name, want, told = _call("fit", arguments), _fit(*case), hint
+                got = _plain(trial.call(name, lambda a=arguments: answer(list(a[0]), *a[1:])))
+                earlier.append((arguments, got))
+                if got is not None and not _is_found(got):
+                    told = "compare the form of what you return with the task"
+                elif item.startswith("the") and got and want:  # what is cut off is another item's matter
                     name, got, want = f"address of the block, {name}", got[0][2], want[0][2]
-                trial.equal(name, got, want)
-    with trial.group("free stays as it is", hint="which of your lines changes the list that was given?"):
-        for free, *others in itertools.chain.from_iterable(every.values()):
+                elif item.startswith("the"):
+                    told = "which rule says whether there is a block for this request?"
+                trial.equal(name, got, want, hint=told, see=see if told == hint else None)
+    with trial.group("free stays as it is", hint="what does a call of yours change that the next one sees?"):
+        for (free, *others), found in earlier:
             if given := list(free):
-                answer(given, *others)
-                trial.equal(_call("fit", (free, *others)), given, free)
+                again, name = answer(given, *others), _call("fit", (free, *others))
+                trial.equal(name, given, free)
+                trial.equal(f"once more {name}", _plain(again), found)
 
 
 # ---------------------------------------------------------------- 15-07.3
@@ -267,18 +285,19 @@ def give_back(trial: Trial, answer: Any) -> None:
         every += cases
         with trial.group(item, hint="draw this segment before and after", see=1):
             for blocks, address in cases:
-                got = _plain(answer(list(blocks), address))
-                trial.equal(_call("give_back", (blocks, address)), got, _give_back(blocks, address))
+                name = _call("give_back", (blocks, address))
+                got = _plain(trial.call(name, lambda blocks=blocks, address=address: answer(list(blocks), address)))
+                trial.equal(name, got, _give_back(blocks, address))
     with trial.group("the argument stays as it is", hint="which of your lines changes the list that was given?"):
         for blocks, address in every:
             given = list(blocks)
             answer(given, address)
             trial.equal(_call("give_back", (blocks, address)), given, blocks)
-    with trial.group("ValueError if no used block starts there", hint="a double free must not pass silently"):
-        for blocks, _ in every[::5]:
+    with trial.group("ValueError if no used block starts there"):
+        for blocks in ([(512, 1024, "free")], *(blocks for blocks, _ in every[::5])):
             end = blocks[-1][0] + blocks[-1][1]
             free = [start for start, _, state in blocks if state == "free"]
-            inside = [start + 256 for start, _, _ in blocks]
+            inside = [start + by for start, size, _ in blocks for by in (256, 512) if by < size]
             for address in (*free, *inside, blocks[0][0] - 512, end):
                 error: object = "no exception"
                 try:
@@ -286,7 +305,10 @@ def give_back(trial: Trial, answer: Any) -> None:
                 except Exception as raised:
                     error = raised
                 name = _call("give_back", (blocks, address))
-                trial.that(name, isinstance(error, ValueError), expected="ValueError", got=repr(error))
+                hint = "a double free must not pass silently" if address in free else "what starts at this address?"
+                if isinstance(error, Exception):
+                    hint = "this is how your answer says that it can't be done; how does the task want it said?"
+                trial.that(name, isinstance(error, ValueError), expected="ValueError", got=repr(error), hint=hint)
 
 
 # ---------------------------------------------------------------- 15-07.4
@@ -328,7 +350,10 @@ def _post_mortem(message: str, segments: list[dict]) -> dict[str, Any]:
 
 
 def _snapshot(dice: random.Random, holes: Sequence[int], segments: int) -> list[dict]:
-    """Segments with these free blocks at places drawn by chance; the largest block is never a free one."""
+    """Segments with these free blocks at places drawn by chance; the largest block is never a free one.
+
+    As in a real one, a block is larger than what was requested of it, and a free one may tell an old request.
+    """
     found = []
     for n in range(segments):
         mine = [size for k, size in enumerate(holes) if k % segments == n]
@@ -340,10 +365,12 @@ def _snapshot(dice: random.Random, holes: Sequence[int], segments: int) -> list[
         dice.shuffle(parts)
         blocks, at = [], (n + 1) * 2**40
         for size, state in parts:
-            blocks.append({"address": at, "size": size, "requested_size": size, "state": state})
+            requested = size - dice.randint(1, 511)
+            blocks.append({"address": at, "size": size, "requested_size": requested, "state": state})
             at += size
         total = sum(size for size, _ in parts)
-        found.append({"address": (n + 1) * 2**40, "total_size": total, "stream": 0, "blocks": blocks})
+        found.append({"address": (n + 1) * 2**40, "total_size": total, "blocks": blocks})
+        found[-1] |= {"stream": dice.randrange(3), "segment_type": dice.choice(["small", "large"])}
     return found
 
 
@@ -357,10 +384,10 @@ def _snapshot(dice: random.Random, holes: Sequence[int], segments: int) -> list[
 def post_mortem(trial: Trial, answer: Any) -> None:
     """`answer(message, segments)` is a dictionary of bytes and a verdict."""
     dice = random.Random(4)
-    usual = _snapshot(dice, [512], 1)
+    usual, roomy = _snapshot(dice, [512], 1), _snapshot(dice, [2**36], 2)
 
-    def entry(message: str, segments: list[dict], key: str) -> Any:
-        got = answer(message, segments)
+    def entry(case: str, message: str, segments: list[dict], key: str) -> Any:
+        got = trial.call(case, lambda: answer(message, segments))
         return got[key] if isinstance(got, Mapping) and key in got else f"no entry {key!r} in {got!r}"
 
     def size() -> str:
@@ -370,13 +397,14 @@ def post_mortem(trial: Trial, answer: Any) -> None:
 
     texts = [[size() for _ in range(6)] for _ in range(40)]
     texts += [["512 bytes", "80.00 GiB", "0 bytes", "79.50 GiB", "0 bytes", "0 bytes"]]
-    messages = [_message(dice.randrange(8), *sizes) for sizes in texts]
+    messages = [_message(dice.choice([0, 1, 7, 10, 15]), *sizes) for sizes in texts]
     for key, words in _BEFORE.items():
         with trial.group(f"{key}, in bytes", hint="look at the number, its unit and the words around it", see=1):
             for message in messages:
                 place = message.index(words)
-                got, want = entry(message, usual, key), _post_mortem(message, usual)[key]
-                trial.close(f"in '... {message[place : place + len(words) + 16]} ...'", got, want, rtol=0.0, atol=0.99)
+                case = f"in '... {message[place : place + len(words) + 16]} ...'"
+                got, want = entry(case, message, usual, key), _post_mortem(message, usual)[key]
+                trial.close(case, got, want, rtol=0.0, atol=0.99)
 
     with trial.group(
         "largest_hole, with blocks in state 'inactive'", hint="print this snapshot, block by block", see=2
@@ -385,10 +413,11 @@ def post_mortem(trial: Trial, answer: Any) -> None:
             holes = [512 * dice.randint(1, 10**6) for _ in range(count)]
             segments = _snapshot(dice, holes, number)
             case = f"{number} segments, the sizes of the free blocks are {holes}"
-            trial.close(case, entry(messages[0], segments, "largest_hole"), float(max(holes)), rtol=0.0, atol=0.0)
+            got = entry(case, messages[0], segments, "largest_hole")
+            trial.close(case, got, float(max(holes)), rtol=0.0, atol=0.0)
     with trial.group("largest_hole, with no such block", hint="what does your code do with no block to compare?"):
         for number in (0, 1, 3):
-            got = entry(messages[0], _snapshot(dice, [], number), "largest_hole")
+            got = entry(f"{number} segments", messages[0], _snapshot(dice, [], number), "largest_hole")
             trial.close(f"{number} segments", got, 0.0, rtol=0.0, atol=0.0)
 
     grid = itertools.product(
@@ -406,7 +435,9 @@ def post_mortem(trial: Trial, answer: Any) -> None:
     for verdict, rows in outcomes.items():
         with trial.group(f"verdict {verdict!r}", hint=ask):
             for case, message in rows:
-                trial.equal(case, entry(message, usual, "verdict"), verdict)
+                for segments, hole in ((usual, "512 bytes"), (roomy, "64.00 GiB")):  # the verdict is the message's
+                    name = f"{case}, largest hole {hole}"
+                    trial.equal(name, entry(name, message, segments, "verdict"), verdict)
 
 
 # ---------------------------------------------------------------- 15-07.5
@@ -470,6 +501,9 @@ def _models() -> dict[str, nn.Module]:
         "a tied parameter": tied,
         "bfloat16": nn.Linear(10, 1000, dtype=torch.bfloat16),
         "several dtypes": nn.ModuleDict({"inner": _Tensors(mixed, mixed)}),
+        "modules in modules in modules": nn.Sequential(
+            nn.Sequential(nn.Sequential(_Tensors([torch.ones(n) for n in (9, 8, 7)], mixed)))
+        ),
         "a transposed parameter": _Tensors([torch.ones(3, 500).t(), torch.ones(2, 9)[:, 1:].contiguous()]),
         "gradients that are there already": stepped,
         "10 GB on the meta device": meta,
@@ -508,18 +542,19 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
     cases = [(name, model, opt) for name, model in _models().items() for opt in ("sgd", "momentum", "adam")]
     before = {name: _state(model) for name, model, _ in cases}
     hints: dict[str, tuple[str, int | None]] = {
-        "parameters": ("what is special about this model?", 2),
-        "buffers": ("which tensors does this model hold beside its parameters?", 2),
+        "parameters": ("what is special about this model?", 1),
+        "buffers": ("which tensors does this model hold beside its parameters?", None),
         "gradients": ("which tensors of this model get a gradient, and of what size?", 1),
         "optimizer": ("which tensors does this optimizer keep, for which parameters?", 1),
     }
     for key, (hint, see) in hints.items():
         with trial.group(f"{key}, in bytes", hint=hint, see=see):
             for name, model, optimizer in cases:
-                got = answer(model, optimizer)
+                case, twice = f"{name}, {optimizer}", name in ("a tied parameter", "a buffer in two modules")
+                got = trial.call(case, lambda model=model, optimizer=optimizer: answer(model, optimizer))
                 has = isinstance(got, Mapping) and key in got
                 found = got[key] if has else f"no entry {key!r} in {got!r}"
-                trial.equal(f"{name}, {optimizer}", found, _fixed_bytes(model, optimizer)[key])
+                trial.equal(case, found, _fixed_bytes(model, optimizer)[key], hint=hint, see=2 if twice else see)
     with trial.group("nothing is computed, and the model stays as it is", hint="what do shapes and dtypes tell alone?"):
         for name, model, optimizer in cases:
             with _Touched(model) as touched:
@@ -532,7 +567,11 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
 
 def _state(model: nn.Module) -> dict[str, Any]:
     """What could change without any operator."""
-    found: dict[str, Any] = {f"{name or 'model'}.training": m.training for name, m in model.named_modules()}
+    found: dict[str, Any] = {
+        f"{name or 'model'}.{key}": len(value) if isinstance(value, dict) else value
+        for name, m in model.named_modules()
+        for key, value in vars(m).items()  # hooks among them
+    }
     for name, p in (*model.named_parameters(), *model.named_buffers()):
         found |= {name: id(p), f"{name}.grad": id(p.grad), f"{name}.requires_grad": p.requires_grad}
     return found
@@ -571,14 +610,13 @@ def _end(ops: Sequence[Any]) -> float:
     return max((end for name, end in ends.items() if name.startswith("compute")), default=0.0)
 
 
-def _best(batches: int, copy: float, compute: float, depth: int) -> float:
-    """The shortest possible time, by recurrence."""
-    copied, computed = [0.0] * batches, [0.0] * batches
-    for k in range(batches):
-        free = computed[k - depth] if k >= depth else 0.0
-        copied[k] = max(copied[k - 1] if k else 0.0, free) + copy
-        computed[k] = max(computed[k - 1] if k else 0.0, copied[k]) + compute
-    return computed[-1] if batches else 0.0
+def _best(copies: Sequence[float], computes: Sequence[float], depth: int) -> float:
+    """The shortest possible time for batches whose ops take so long, by recurrence."""
+    copied, computed = [0.0], [0.0] * depth
+    for copy, compute in zip(copies, computes, strict=True):
+        copied.append(max(copied[-1], computed[-depth]) + copy)
+        computed.append(max(computed[-1], copied[-1]) + compute)
+    return computed[-1]
 
 
 def _ordered(ops: Sequence[Any]) -> dict[str, set[str]]:
@@ -603,13 +641,17 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
     """`answer(batches, copy, compute, depth)` is a list of Ops that overlap without a race."""
     dice = random.Random(6)
     cases = [(0, 1.0, 2.0, 1), (1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (5, 2.0, 3.0, 2)]
+    cases += [(4, 0.0, 2.0, 2), (4, 2.0, 0.0, 2), (12, 1.0, 1.0, 7)]
     for _ in range(30):
         copy, compute = dice.choice([0.5, 1.0, 2.0, 3.0]), dice.choice([0.5, 1.0, 2.0, 4.0])
         cases.append((dice.randint(2, 9), copy, compute, dice.randint(1, 4)))
     with trial.group("a list with a copy and a compute for each batch, and no others", hint="print the names in order"):
         for case in cases:
             ops, wanted = answer(*case), [f"{kind} {k}" for kind in ("compute", "copy") for k in range(case[0])]
-            trial.that(_call("prefetch_schedule", case), isinstance(ops, list), expected="a list", got=repr(ops)[:200])
+            name = _call("prefetch_schedule", case)
+            trial.that(name, isinstance(ops, list), expected="a list", got=repr(ops)[:200])
+            others = [op for op in ops if not all(hasattr(op, field) for field in _Op._fields)]
+            trial.that(name, not others, expected="an `Op` in each entry", got=repr(others[:1]))
             trial.equal(_call("names of prefetch_schedule", case), sorted(op.name for op in ops), sorted(wanted))
     with trial.group("engine and duration of each op", hint="compare this op with the sentence on the two kinds"):
         for case in cases:
@@ -655,6 +697,28 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
         "as fast as it can be", hint="draw it with draw_timeline: which op waits for more than it must?", see=3
     ):
         for case in cases:
-            got, best = _end(answer(*case)), _best(*case)
-            name = _call("prefetch_schedule", case)
-            trial.that(name, got <= best + 1e-9, expected=f"the last compute ends at {best:g}", got=f"{got:g}")
+            batches, copy, compute, depth = case
+            name, spans = _call("prefetch_schedule", case), [([copy] * batches, [compute] * batches)]
+            for _ in range(2):  # the same ops, of which some take longer than was said
+                spans.append(tuple([usual * dice.choice([1, 1, 3]) for usual in usuals] for usuals in spans[0]))
+            at = dice.randrange(max(1, batches - depth))
+            spans.append(
+                (
+                    [copy * (1 + 50 * (k == at + depth - 1)) for k in range(batches)],
+                    [compute * (1 + 99 * (k == at)) for k in range(batches)],
+                )
+            )
+            for copies, computes in spans:
+                took = {
+                    f"{kind} {k}": s
+                    for kind, some in (("copy", copies), ("compute", computes))
+                    for k, s in enumerate(some)
+                }
+                ops = [_Op(op.name, op.engine, op.stream, took[op.name], op.after) for op in answer(*case)]
+                got, best = _end(ops), _best(copies, computes, depth)
+                trial.that(
+                    name if copies == spans[0][0] and computes == spans[0][1] else f"{name}, then it took {took}",
+                    got <= best + 1e-9,
+                    expected=f"the last compute ends at {best:g}",
+                    got=f"{got:g}",
+                )
