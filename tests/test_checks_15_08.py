@@ -1252,8 +1252,15 @@ def half_done(tensor, by, group=None):
     return shift_without_batch(tensor, by, group)
 
 
-def test_an_answer_with_a_part_missing_was_attempted():
-    result = check.ring_shift.run(half_done)
+def not_for_one_rank(chunks):
+    if len(chunks) == 1:
+        raise NotImplementedError
+    return scatter()(chunks)
+
+
+@pytest.mark.parametrize(("exercise", "answer"), [("ring_shift", half_done), ("reduce_scatter", not_for_one_rank)])
+def test_an_answer_with_a_part_missing_was_attempted(exercise, answer):
+    result = CHECKS[exercise].run(answer)
     assert result.status == "failed"
     assert "NotImplementedError" in str(result)
 
