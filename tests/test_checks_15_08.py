@@ -1391,8 +1391,15 @@ def half_done(tensor, by, group=None):
     return shift_without_batch(tensor, by, group)
 
 
-def test_an_answer_with_a_part_missing_was_attempted():
-    result = check.ring_shift.run(half_done)
+def not_for_one_rank(chunks):
+    if len(chunks) == 1:
+        raise NotImplementedError
+    return scatter()(chunks)
+
+
+@pytest.mark.parametrize(("exercise", "answer"), [("ring_shift", half_done), ("reduce_scatter", not_for_one_rank)])
+def test_an_answer_with_a_part_missing_was_attempted(exercise, answer):
+    result = CHECKS[exercise].run(answer)
     assert result.status == "failed"
     assert "NotImplementedError" in str(result)
 
@@ -1403,7 +1410,7 @@ def all_kinds_of_calls():
         dist.all_reduce(x)
         dist.barrier()
         dist.monitored_barrier()
-        functional.wait_tensor(functional.all_reduce(x, "sum", world))
+        functional.wait_tensor(functional.all_reduce(functional.all_reduce(x, "sum", world), "sum", world))
         dist.all_gather_into_tensor(torch.zeros(8), x)
         dist.all_gather_object([None, None], "word")
         dist.gather(x, [torch.zeros(4) for _ in range(2)] if dist.get_rank() == 0 else None)
@@ -1416,10 +1423,10 @@ def test_collectives_of_every_kind_are_seen():
     for calls, method in launch(all_kinds_of_calls, 2, backend="gloo"):
         assert calls[0] == ("allreduce", 16, 16.0)  # 2(N-1)/N · S
         names = [name for name, *_ in calls]
-        assert names[1:4] == ["barrier", "monitored_barrier", "all_reduce"]
-        assert calls[4][1:] == (32, 16.0)
-        assert [size for _, size, _ in calls[7:]] == [16, 16]
-        assert len(calls) == 9  # all_gather_object: sizes, then bytes
+        assert names[1:5] == ["barrier", "monitored_barrier", "all_reduce", "all_reduce"]
+        assert calls[5][1:] == (32, 16.0)
+        assert [size for _, size, _ in calls[8:]] == [16, 16]
+        assert len(calls) == 10  # all_gather_object: sizes, then bytes
         assert "_recorded" not in method  # put back
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, fsum, log2, prod
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def _recorded(named: bool = False) -> Iterator[list[Call]]:
             calls.append(note(name, *args, *kwargs.values()))
             return original(*args, **kwargs)
 
+        for overload in original.overloads() if hasattr(original, "overloads") else ():  # of an operator
+            setattr(call, overload, getattr(original, overload))
         setattr(owner, name, call)
 
     for name in dir(dist.ProcessGroup):
@@ -82,11 +85,8 @@ def _recorded(named: bool = False) -> Iterator[list[Call]]:
             watch(dist.ProcessGroup, name, _refuse if named else _from_any)
         elif _COLLECTIVE.match(name):
             watch(dist.ProcessGroup, name, _collective)
-    # functional collectives reach the groups without Python, from operators
-    for operator in torch._C._dispatch_get_all_op_names():
-        namespace, _, name = operator.partition(".")[0].partition("::")
-        if namespace == "_c10d_functional" and _COLLECTIVE.match(name):
-            watch(getattr(torch.ops, namespace), name, _functional)
+    for name in _operators():
+        watch(torch.ops._c10d_functional, name, _functional)
     try:
         yield calls
     finally:
@@ -95,6 +95,14 @@ def _recorded(named: bool = False) -> Iterator[list[Call]]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, method)
+
+
+@cache
+def _operators() -> list[str]:
+    """The functional collectives, which reach the groups without Python."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    names = {name.removeprefix("_c10d_functional::") for name in names if name.startswith("_c10d_functional::")}
+    return sorted(name for name in names if _COLLECTIVE.match(name))
 
 
 def _members(group: dist.ProcessGroup) -> tuple[int, ...]:
@@ -194,7 +202,7 @@ def _ranks(trial: Trial, function: Callable, size: int, *args: Any, hint: str, s
     if not isinstance(found, _Failure):
         trial.needs(RETURNS, True, expected="", got="")
         return found
-    if found.untouched:
+    if found.untouched and not trial.items:
         raise NotImplementedError
     if found.waits:
         told = {
