@@ -84,8 +84,8 @@ class CheckProtocol:
 
     def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
         self.rejection(name, wrong)
-        shown = str(self.outcome(name, wrong))
-        assert re.search(self.WRONG[name][wrong][1], shown), shown
+        shown, message = str(self.outcome(name, wrong)), self.WRONG[name][wrong][1]
+        assert re.search(message, shown), f"{message!r} is not in:\n{shown}"
         assert "hint:" in shown
 
     def test_each_item_is_needed_and_promised(self, name):

@@ -164,7 +164,7 @@ import os
 from types import SimpleNamespace
 from shared.checks.feedback import exercise
 
-@exercise("15-99.1", "Double", points=10)
+@exercise("15-94.1", "Double", points=10)
 def double(trial, answer):
     trial.equal("2 doubled", answer(2), 4, hint="twice")
 

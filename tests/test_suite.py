@@ -133,11 +133,19 @@ def test_a_file_that_changes_meanwhile_has_not_passed(repository):
 # the hash
 
 
+@pytest.fixture
+def few_packages(monkeypatch):
+    """Reading what is installed takes a tenth of a second each time."""
+    few = list(importlib.metadata.distributions())[:3]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: few)
+
+
 def hashes(root, options="o"):
     around = fingerprint.surroundings(root, root / "tests" / "test_notebooks.py", options)
     return {name: fingerprint.fingerprint(root / "module" / f"{name}.ipynb", "nbval", around) for name in "ab"}
 
 
+@pytest.mark.usefixtures("few_packages")
 def test_the_hash_of_an_unchanged_repository_stays(repository):
     before = hashes(repository)
     assert before["a"] != before["b"]
@@ -147,6 +155,7 @@ def test_the_hash_of_an_unchanged_repository_stays(repository):
     assert hashes(repository) == before
 
 
+@pytest.mark.usefixtures("few_packages")
 @pytest.mark.parametrize(
     "file",
     [
@@ -163,6 +172,7 @@ def test_a_changed_file_changes_all_hashes(repository, file):
     assert all(after[name] != before[name] for name in "ab")
 
 
+@pytest.mark.usefixtures("few_packages")
 def test_what_executes_a_notebook_counts_wherever_it_is_imported(repository):
     """Through another module, in a function, as a module or by a name of it; what isn't imported does not."""
     course = repository / "course"
@@ -197,6 +207,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.usefixtures("few_packages")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_changed_environment_changes_the_hash(repository, monkeypatch, change):
     before = hashes(repository)
@@ -204,6 +215,7 @@ def test_a_changed_environment_changes_the_hash(repository, monkeypatch, change)
     assert hashes(repository) != before
 
 
+@pytest.mark.usefixtures("few_packages")
 def test_how_it_is_executed_changes_the_hash(repository):
     assert hashes(repository, "other options") != hashes(repository)
     path = repository / "module" / "a.ipynb"
@@ -227,12 +239,12 @@ def test_cells_stay_together_and_executions_may_be_apart(pytestconfig):
 
 @pytest.mark.processes
 def test_the_longest_goes_first(repository):
-    (repository / "tests" / "test_a.py").write_text("def test_a(): pass\n")
-    (repository / "tests" / "test_b.py").write_text("import pytest\n\n@pytest.mark.processes\ndef test_b(): pass\n")
-    said = executed(repository, "tests", "module", "--collect-only", "-q")[2]
-    files = list(dict.fromkeys(re.findall(r"^(\S+)::", said, re.MULTILINE)))
-    names = ["module/a.ipynb", "module/b.ipynb", "tests/test_notebooks.py", "tests/test_b.py", "tests/test_a.py"]
-    assert files == names
+    for name, mark in (("a", "notebook"), ("b", "processes"), ("c", "slow")):
+        test = f"import pytest\n\ndef test_first(): pass\n\n@pytest.mark.{mark}\ndef test_second(): pass\n"
+        (repository / "tests" / f"test_{name}.py").write_text(test)
+    said = executed(repository, "tests", "--collect-only", "-q", nbval=("-p", "no:nbval"))[2]
+    files = list(dict.fromkeys(re.findall(r"^tests/(\S+?)::", said, re.MULTILINE)))
+    assert files == ["test_notebooks.py", "test_c.py", "test_b.py", "test_a.py"]
 
 
 # --------------------------------------------------------------------------------------------------------------------
