@@ -73,6 +73,8 @@ def _recorded(named: bool = False) -> Iterator[list[Call]]:
             calls.append(note(name, *args, *kwargs.values()))
             return original(*args, **kwargs)
 
+        for overload in getattr(original, "overloads", list)():  # of an operator; the dispatcher looks them up here
+            setattr(call, overload, getattr(original, overload))
         setattr(owner, name, call)
 
     for name in dir(dist.ProcessGroup):
