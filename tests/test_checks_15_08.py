@@ -906,7 +906,7 @@ def evaluate_with(
             total += torch.tensor([correct, loss, 1.0], dtype=dtype)
         if mean == "of means":
             total = total / total[2].clamp(min=1)
-        local = float(total[2])
+        local = max(float(total[2]), 1.0)
         for part in total.split(3 // calls):
             if waits:
                 dist.all_reduce(part)

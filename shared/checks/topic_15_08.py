@@ -74,7 +74,7 @@ def _recorded(named: bool = False) -> Iterator[list[Call]]:
             calls.append(note(name, *args, *kwargs.values()))
             return original(*args, **kwargs)
 
-        for overload in original.overloads() if hasattr(original, "overloads") else ():  # of an operator
+        for overload in getattr(original, "overloads", list)():  # of an operator; the dispatcher looks them up here
             setattr(call, overload, getattr(original, overload))
         setattr(owner, name, call)
 
