@@ -420,6 +420,7 @@ def test_a_number_of_images_that_cannot_be_had_is_an_error(count):
 
 
 @pytest.mark.processes
+@pytest.mark.notebook
 def test_a_download_leaves_lines_of_text_and_no_widget(tmp_path):
     """In a real kernel, where tqdm would choose a widget if it were left to it."""
     _, splits = tiny_fashion(tmp_path / "tiny")

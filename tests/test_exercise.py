@@ -239,7 +239,17 @@ def test_all_files_are_written_or_none(draft, monkeypatch, fails_at):
 def run_tests(root):
     """pytest on the generated tests, in a copy of the repository."""
     env = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_checks_15_91.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:nbval",
+        "tests/test_checks_15_91.py",
+    ]
     return subprocess.run(command, cwd=root, env=env, timeout=300, check=False, capture_output=True, text=True)
 
 

@@ -55,6 +55,7 @@ def shown() -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.notebook
 def test_the_text_reaches_the_stored_output(shown):
     (output,) = shown.cells[0].outputs  # once: the inline backend doesn't show it again
     text = "A line that rises from 1 to 4."
@@ -66,6 +67,7 @@ def test_the_text_reaches_the_stored_output(shown):
     assert len(output.data["image/png"]) < 50_000
 
 
+@pytest.mark.notebook
 def test_the_figure_that_is_named_is_shown_and_closed(shown):
     first, printed, second = shown.cells[1].outputs
     assert first.metadata["image/png"]["alt"] == "the first of two"

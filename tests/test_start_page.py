@@ -95,7 +95,7 @@ def test_jupyterlab_knows_the_option():
 # what is done
 
 
-@exercise("15-99.1", "Double · it", points=10)
+@exercise("15-95.1", "Double · it", points=10)
 def double(trial, answer):
     trial.equal("doubles", answer(torch.ones(2)), torch.full((2,), 2.0))
 
@@ -120,7 +120,7 @@ def check_cell(grade_id, points, answer=None):
     return cell
 
 
-def save(path, *cells, title="15-99: A | title"):
+def save(path, *cells, title="15-95: A | title"):
     nbformat.write(new_notebook(cells=[new_markdown_cell(f"# {title}\n\ntext"), *cells]), path)
 
 
@@ -134,14 +134,14 @@ def wrong(x):
 
 def test_only_passed_checks_count(tmp_path):
     save(
-        tmp_path / "15-99_a.ipynb",
+        tmp_path / "15-95_a.ipynb",
         check_cell("a", 10, right),
         check_cell("b", 20, wrong),
         check_cell("c", 30, unattempted),
         check_cell("d", 40),
     )
     (progress,), unreadable = read_progress(tmp_path)
-    assert (progress.title, progress.exercises, progress.points) == ("15-99: A | title", 4, 100)
+    assert (progress.title, progress.exercises, progress.points) == ("15-95: A | title", 4, 100)
     assert (progress.done, progress.earned) == (1, 10)
     assert unreadable == []
 
@@ -153,9 +153,9 @@ def test_a_copied_check_counts_once(tmp_path):
 
 
 def test_the_best_of_several_editions_counts(tmp_path):
-    save(tmp_path / "15-99_a.ipynb", check_cell("a", 10), check_cell("b", 20, right))
-    save(tmp_path / "15-99_a.updated.ipynb", check_cell("a", 10, right), check_cell("b", 20))
-    save(tmp_path / "15-99_a.updated-2.ipynb", check_cell("a", 10), check_cell("b", 20))
+    save(tmp_path / "15-95_a.ipynb", check_cell("a", 10), check_cell("b", 20, right))
+    save(tmp_path / "15-95_a.updated.ipynb", check_cell("a", 10, right), check_cell("b", 20))
+    save(tmp_path / "15-95_a.updated-2.ipynb", check_cell("a", 10), check_cell("b", 20))
     (progress,), _ = read_progress(tmp_path)
     assert (progress.done, progress.earned) == (1, 20)
 
@@ -167,7 +167,7 @@ def test_a_damaged_notebook_is_named_and_the_others_counted(tmp_path, capsys, co
     show_progress(tmp_path)
     said = re.sub(" +", " ", capsys.readouterr().out).splitlines()
     assert said[0] == "broken.ipynb cannot be read as a notebook and is not counted."
-    assert said[1] == "15-99: A | title 1 of 1 exercises 10 of 10 points"
+    assert said[1] == "15-95: A | title 1 of 1 exercises 10 of 10 points"
     assert said[2] == "All 1 of 1 exercises 10 of 10 points"
 
 

@@ -52,6 +52,7 @@ def write(path, *sources):
 def executed(repository, *arguments, nbval=("--nbval-lax", "--nbval-current-env")):
     """(exit status, the tests that ran by nodeid, all that pytest said)."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    env |= {} if nbval else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to import
     env.pop("PYTEST_ADDOPTS", None)
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", *nbval, "-rA", "--color=no", *arguments],
@@ -62,8 +63,8 @@ def executed(repository, *arguments, nbval=("--nbval-lax", "--nbval-current-env"
 
 
 def quickly_executed(repository, *arguments):
-    """The same on the stand-in alone, without nbval, which takes seconds to import."""
-    return executed(repository, "tests", *arguments, nbval=("-p", "no:nbval"))[:2]
+    """The same on the stand-in alone."""
+    return executed(repository, "tests", *arguments, nbval=())[:2]
 
 
 def cells(name):
@@ -242,7 +243,7 @@ def test_the_longest_goes_first(repository):
     for name, mark in (("a", "notebook"), ("b", "processes"), ("c", "slow")):
         test = f"import pytest\n\ndef test_first(): pass\n\n@pytest.mark.{mark}\ndef test_second(): pass\n"
         (repository / "tests" / f"test_{name}.py").write_text(test)
-    said = executed(repository, "tests", "--collect-only", "-q", nbval=("-p", "no:nbval"))[2]
+    said = executed(repository, "tests", "--collect-only", "-q", nbval=())[2]
     files = list(dict.fromkeys(re.findall(r"^tests/(\S+?)::", said, re.MULTILINE)))
     assert files == ["test_notebooks.py", "test_c.py", "test_b.py", "test_a.py"]
 
