@@ -75,6 +75,7 @@ def test_the_figure_that_is_named_is_shown_and_closed(shown):
     assert second.metadata["image/png"]["alt"] == "the second of two"
 
 
+@pytest.mark.notebook
 def test_nbconvert_writes_the_text_into_the_page(shown):
     page, _ = HTMLExporter(template_name="classic").from_notebook_node(shown)
     assert '<img alt="A line that rises from 1 to 4."' in page
