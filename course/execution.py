@@ -115,18 +115,6 @@ def write_notebook(notebook: NotebookNode, path: Path) -> None:
     write_whole(path, nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n") + "\n")
 
 
-def share_of_cores(at_once: int) -> dict[str, str]:
-    """Environment variables that give each of `at_once` PyTorch processes its share of the cores.
-
-    Without this each takes all cores, and threads that wait for each other by spinning slow all of them down: two
-    runs of 15-01 at once on two cores took 204 s, with one thread each 31 s, and one alone 24 s. A number of threads
-    that the user has set stays.
-    """
-    if at_once < 2 or "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
-
-
 def plain(text: str) -> str:
     """Text without ANSI colours."""
     return _ANSI.sub("", text)

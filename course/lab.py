@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from course import syllabus, workbook
 from course.environment import ROOT
+from course.processes import subprocess_status
 from course.selection import select
 
 TAKES_EXTRA_ARGUMENTS = True
@@ -51,13 +51,3 @@ def command(page: Path, extra: list[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """JupyterLab's environment variables: this Python's kernel goes before one of that name that a user installed."""
     return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
-
-
-def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
-    """Run a program in the foreground; Ctrl-C is for it to handle."""
-    process = subprocess.Popen(arguments, cwd=ROOT, env=env)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue

@@ -38,7 +38,8 @@ from rich.text import Text
 
 from course import syllabus
 from course.environment import ROOT
-from course.execution import Failure, NotebookError, Progress, execute, read_notebook, share_of_cores, write_notebook
+from course.execution import Failure, NotebookError, Progress, execute, read_notebook, write_notebook
+from course.processes import share_of_cores
 from course.selection import Selected, SelectionError, select
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}

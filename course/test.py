@@ -18,8 +18,7 @@ from pathlib import Path
 
 from course import syllabus
 from course.environment import ROOT
-from course.execution import share_of_cores
-from course.lab import subprocess_status
+from course.processes import share_of_cores, subprocess_status
 from course.selection import Selected, SelectionError, select
 
 TAKES_EXTRA_ARGUMENTS = True

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from course import execution, run, selection
 from course.environment import ROOT
-from course.execution import NotebookError, Progress, execute_blocking, read_notebook, share_of_cores
+from course.execution import NotebookError, Progress, execute_blocking, read_notebook
+from course.processes import share_of_cores
 from course.selection import Selected, SelectionError
 
 CHILD = """\
