@@ -503,7 +503,7 @@ def test_launching_from_a_thread():
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the only way and the other tests use it")
 def test_spawn_works_too(monkeypatch):
     monkeypatch.setattr("shared.launcher._context", lambda: mp.get_context("spawn"))
-    assert [r[0] for r in launch(identify, 2, 0, backend="gloo")] == [0, 1]
+    assert [r[0] for r in launch(identify, 1, 0, backend="gloo")] == [0]  # each rank imports PyTorch, for seconds
     with pytest.raises(LaunchError, match="rank 1 raised ValueError"):
         launch(faulty, 2, dist.all_reduce, "raise", backend="gloo")
 
