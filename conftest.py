@@ -18,6 +18,7 @@ from course.fingerprint import fingerprint, surroundings
 
 GREEN = "course/green"  # in pytest's cache: execution → hash
 NOTEBOOKS = "tests/test_notebooks.py"  # executes them
+ONE_BY_ONE = (NOTEBOOKS, "tests/test_launcher.py")  # long, so any worker takes the next test of them
 ABOUT_ONE = re.compile(r"test_(checks_)?\d\d_\d\d")  # tests of one notebook's checks and lesson
 ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")  # the longest first, so that no worker waits at the end
 
@@ -46,6 +47,12 @@ def execution(item: pytest.Item) -> tuple[str, Path] | None:
     return (mark.args[0], item.callspec.params["path"]) if mark and mark.args else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What `-m "not notebook"` leaves out anyway isn't read: it takes seconds."""
+    about_one = collection_path.suffix == ".ipynb" or ABOUT_ONE.match(collection_path.name)
+    return True if about_one and config.getoption("markexpr") == "not notebook" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -59,10 +66,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def unit(nodeid: str) -> str:
-    """What one worker runs as a whole: a file, a test of a notebook, or all tests of one exercise's check."""
+    """What one worker runs as a whole: a file, a test of the longest files, or all tests of one exercise's check."""
     file, _, test = nodeid.partition("::")
     exercise = re.search(r"\[(\w+)", test) if file.startswith("tests/test_checks_") else None
-    return nodeid if file == NOTEBOOKS else f"{file} {exercise[1]}" if exercise else file
+    return nodeid if file in ONE_BY_ONE else f"{file} {exercise[1]}" if exercise else file
 
 
 def _place(items: list[pytest.Item]) -> int:

@@ -5,6 +5,7 @@ import pickle
 import socket
 import subprocess
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -366,11 +367,15 @@ def test_loading_starts_no_program(tmp_path, monkeypatch, person, mode):
 
 
 def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_path, capsys, person, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     spec, splits = tiny_fashion(tmp_path)
     with serving(gz_files(splits)) as server:
+
+        def interrupted(*_, **__):
+            deadline = time.monotonic() + 10
+            while not server.requests and time.monotonic() < deadline:  # it is asked in another thread
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
         spec = replace(spec, mirrors=http(server.url))
         with monkeypatch.context() as patch:
             patch.setattr(downloads.Watch, "check", interrupted)

@@ -42,10 +42,21 @@ def nothing_left(warm):
     before = _inventory()
     yield
     deadline = time.monotonic() + 5
-    while (after := _inventory()) != before and time.monotonic() < deadline:
+    while (more := _more_than(before)) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.05)
-    assert after == before
+    assert not more
+
+
+def _more_than(before):
+    """What is there now and wasn't before: less is fine, since garbage of earlier tests may have been collected."""
+    more = {}
+    for what, now in _inventory().items():
+        then = before[what]
+        left = sorted(set(now) - set(then)) if isinstance(now, list) else max(0, now - then)
+        if left:
+            more[what] = left
+    return more
 
 
 def _inventory():
@@ -373,7 +384,7 @@ def test_failures_for_want_of_another_rank_are_recognised(how, tmp_path):
     calls |= {"send": lambda x: dist.send(x, 1), "recv": lambda x: dist.recv(x, 1)}
 
     def see(name):
-        return launch(witness, 2, calls[name], how, tmp_path / name, backend="gloo", timeout=5)[0]
+        return launch(witness, 2, calls[name], how, tmp_path / name, backend="gloo", timeout=3)[0]
 
     with ThreadPoolExecutor(5) as pool:
         for name, seen in zip(calls, pool.map(see, calls), strict=True):
@@ -428,7 +439,7 @@ def test_a_dozen_launches_leave_nothing():
             gc.collect()
             before = _inventory()
     gc.collect()
-    assert _inventory() == before
+    assert not _more_than(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are spawned")
@@ -447,16 +458,19 @@ def test_ranks_come_from_a_server_that_has_imported_pytorch_already():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
+    """And, in the same process: with a CUDA toolkit in sight an import can initialise CUDA; forked from there no rank
+    could use a GPU."""
+    (tmp_path / "toolkit").mkdir()
     script = tmp_path / "script.py"  # without a main guard, as in a notebook
     script.write_text(
         textwrap.dedent(
             """
-            import os, sys, time, torch.distributed as dist
+            import os, sys, time, torch, torch.distributed as dist
             from pathlib import Path
             from shared import launch
 
             def work(folder, name):
-                (Path(folder) / f"{dist.get_rank()}.tmp").write_text(str(os.getpid()))
+                (Path(folder) / f"{dist.get_rank()}.tmp").write_text(f"{os.getpid()} {torch.cuda._is_in_bad_fork()}")
                 os.rename(Path(folder) / f"{dist.get_rank()}.tmp", Path(folder) / f"{name}{dist.get_rank()}")
                 time.sleep(600)
 
@@ -470,11 +484,13 @@ def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "CUDA_HOME": str(tmp_path / "toolkit")},
         start_new_session=True,
     )
     for name, end in (("first", signal.SIGINT), ("second", signal.SIGKILL)):  # Ctrl-C; a kernel that is killed
-        pids = _appear(tmp_path / f"{name}0", tmp_path / f"{name}1")
+        said = _appear(tmp_path / f"{name}0", tmp_path / f"{name}1")
+        assert all(bad_fork == "False" for _, bad_fork in said), "the fork server asked for CUDA"
+        pids = [int(pid) for pid, _ in said]
         process.send_signal(end)
         deadline = time.monotonic() + 20
         while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
@@ -484,11 +500,11 @@ def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
     assert not list(tmp_path.glob("launch-*"))
 
 
-def _appear(*files: Path) -> list[int]:
+def _appear(*files: Path) -> list[list[str]]:
     deadline = time.monotonic() + 60
     while not all(file.exists() for file in files) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return [int(file.read_text()) for file in files]
+    return [file.read_text().split() for file in files]
 
 
 def test_launching_from_a_thread():
@@ -531,21 +547,3 @@ def test_a_backend_for_each_device():
     assert launch(identify, 2, 0, backend="cpu:gloo")[1][:3] == (1, 2, torch.tensor(1.0))
     with pytest.raises(ValueError, match="no backend 'cpu:gloo,cuda:morse'"):
         launch(os.getpid, 1, backend="cpu:gloo,cuda:morse")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks ranks from a server")
-def test_the_fork_server_does_not_ask_for_cuda(tmp_path):
-    """With a CUDA toolkit in sight an import can initialise CUDA; forked from there no rank could use a GPU."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch\n"
-        "from shared import launch\n"
-        "print(launch(lambda: torch.cuda._is_in_bad_fork(), 2, backend='gloo', timeout=60))\n"
-    )
-    (tmp_path / "toolkit").mkdir()
-    said = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "CUDA_HOME": str(tmp_path / "toolkit"), "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert said.stdout.strip() == "[False, False]", said.stderr

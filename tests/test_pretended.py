@@ -371,7 +371,8 @@ def test_a_tensor_says_where_it_is():
         assert F.relu(x).device == x.cpu().to(device).device == x.device
 
 
-def test_a_forked_worker_cannot_use_the_device():
+def test_a_forked_worker_cannot_use_the_device(monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # else 5 s of waiting for the worker
     source = """
 class OnDevice(torch.utils.data.Dataset):
     def __len__(self): return 1
