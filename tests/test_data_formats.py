@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torchvision
 from PIL import Image
 from tiny_data import (
     batch_files,
@@ -61,6 +60,8 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path, files, below):
 
 
 def test_idx_files_are_read_as_torchvision_reads_them(tmp_path):
+    import torchvision  # takes seconds, and only two tests want it
+
     spec, splits = tiny_fashion(tmp_path)
     write_files(tmp_path / "FashionMNIST" / "raw", idx_files(splits))
     for split in SPLITS:
@@ -71,6 +72,8 @@ def test_idx_files_are_read_as_torchvision_reads_them(tmp_path):
 
 
 def test_batches_are_read_as_torchvision_reads_them(tmp_path):
+    import torchvision  # takes seconds, and only two tests want it
+
     spec, splits = tiny_cifar(tmp_path)
     files = batch_files(splits)
     write_files(tmp_path / CIFAR_FOLDER, files)
