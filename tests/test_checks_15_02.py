@@ -87,7 +87,7 @@ WRONG_PAD = {
     "at least one row": (mask_of_one_at_least, "sequences of no rows"),
     "labels as floats": (pad(after=lambda p, m, y: (p, m, y.float())), "the labels"),
     "labels in reverse": (pad(after=lambda p, m, y: (p, m, y.flip(0))), "the labels"),
-    "an empty batch is an IndexError": (pad(before=lambda batch: batch if batch[0] else batch), "an empty batch"),
+    "an empty batch is an IndexError": (lambda batch: batch[0] and pad_by_slices(batch), "an empty batch"),
     "an empty batch is an empty tensor": (
         lambda batch: pad_by_slices(batch) if batch else (torch.zeros(0),) * 3,
         "an empty batch",
@@ -114,7 +114,7 @@ PROMISES_PAD = [
         "an empty batch is an IndexError",
     ),
 ]
-CONTEXT_PAD = ["Write `pad_collate(batch)`", "whose $L$ differs"]
+CONTEXT_PAD = ["`batch` is a list of pairs", "Write `pad_collate(batch)`", "whose $L$ differs"]
 
 # ---------------------------------------------------------------- bucketing
 
@@ -319,6 +319,11 @@ WRONG_BUCKET = {
 }
 UNUSABLE = "ValueError for arguments that can't be used"
 PROMISES_BUCKET = [
+    (
+        "The batches depend on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called",
+        "another epoch, or another seed, gives others",
+        "the seed is ignored",
+    ),
     ("Each batch is a list of ints", "each batch is a list of ints", "tuples"),
     ("The batches of this epoch, lists of ints", "each batch is a list of ints", "tensors"),
     ("all from one bucket", "each batch is of one bucket", "no buckets at all"),
@@ -364,9 +369,14 @@ PROMISES_BUCKET = [
     ("if there are no lengths", UNUSABLE, "no lengths, no batches"),
     ("if `batch_size` is not a positive int", UNUSABLE, "any batch_size"),
     ("if `boundaries` are not strictly increasing", UNUSABLE, "any boundaries"),
-    ("Raises ValueError: no lengths, no positive batch size", UNUSABLE, "equal boundaries"),
+    (
+        "Raises ValueError: no lengths, no positive batch size, boundaries that don't increase.",
+        UNUSABLE,
+        "equal boundaries",
+    ),
 ]
 CONTEXT_BUCKET = [
+    "1.",
     "Write `BucketBatchSampler(",
     "Batches of indices of similar length",
     "Choose the epoch whose batches",
@@ -463,10 +473,6 @@ def of_changed_weights(change, both=True):
                 self.weights = before
 
     return Changed
-
-
-def in_half_precision(weights):
-    return weights
 
 
 class OwnDtype(ByKeys):
@@ -660,9 +666,10 @@ PROMISES_WEIGHTED = [
     ),
     ("if `num_samples` is not a positive int", BAD_COUNT, "any num_samples"),
     ("if it is more than there are weights above 0", BAD_COUNT, "counts weights of 0, too"),
-    ("Raises ValueError: weights or number of draws as in point 6", BAD_COUNT, "any number without replacement"),
+    ("Raises ValueError: weights or number of draws as in point 6.", BAD_COUNT, "any number without replacement"),
 ]
 CONTEXT_WEIGHTED = [
+    "1.",
     "which takes the place of `WeightedRandomSampler`",
     "It should not cost a walk over the weights",
     "O(log n) after one pass",
@@ -698,8 +705,7 @@ class Stream(IterableDataset):
         return self.order() if info is None else self.part(self.order(), info.id, info.num_workers)
 
     def samples(self, shard):
-        for sample in self.read(shard):
-            yield sample
+        yield from self.read(shard)
 
     def failed(self, shard, error):
         raise RuntimeError(f"{shard}: {error}") from error
@@ -707,8 +713,7 @@ class Stream(IterableDataset):
     def __iter__(self):
         for place in self.mine():
             try:
-                for sample in self.samples(self.shards[place]):
-                    yield sample
+                yield from self.samples(self.shards[place])
             except Exception as error:
                 self.failed(self.shards[place], error)
 
@@ -820,6 +825,7 @@ ALL = "main process: all samples, shard after shard"
 LOST = "workers: no sample is lost or repeated"
 ERROR = "an error names the shard"
 ORDER = "the order of shards follows from seed + epoch"
+FOLLOWS = r"order of shards follows from seed \+ epoch"
 WRONG_STREAM = {
     "no IterableDataset": (NoIterableDataset, "is an IterableDataset"),
     "shuffles within a shard": (
@@ -827,16 +833,16 @@ WRONG_STREAM = {
         ALL,
     ),
     "the last sample is lacking": (stream(samples=one_by_one_without_the_last), ALL),
-    "as the shards are given": (stream(order=lambda self: list(range(len(self.shards)))), ORDER),
+    "as the shards are given": (stream(order=lambda self: list(range(len(self.shards)))), FOLLOWS),
     "the epoch is ignored": (
         stream(
             order=lambda self: torch.randperm(
                 len(self.shards), generator=torch.Generator().manual_seed(self.seed)
             ).tolist()
         ),
-        ORDER,
+        FOLLOWS,
     ),
-    "the global generator": (stream(order=lambda self: torch.randperm(len(self.shards)).tolist()), ORDER),
+    "the global generator": (stream(order=lambda self: torch.randperm(len(self.shards)).tolist()), FOLLOWS),
     "sharded twice": (stream(samples=sharded_twice), LOST),
     "every worker reads all": (stream(part=lambda self, order, number, count: order), LOST),
     "each worker has its own order": (stream(order=seeded_by_the_worker), LOST),
@@ -887,10 +893,11 @@ PROMISES_STREAM = [
     ("the stream raises `RuntimeError` with `str(shard)` in its message", ERROR, "an error without a name"),
     ("the exception as its `__cause__`", ERROR, "an error without its cause"),
     ("It never goes on without a word", ERROR, "a broken shard is skipped"),
-    ("No shards: `ValueError`", "ValueError without shards", "no shards, no samples"),
-    ("Raises ValueError: no shards", "ValueError without shards", "no shards, no samples"),
+    ("No shards: `ValueError`.", "ValueError without shards", "no shards, no samples"),
+    ("Raises ValueError: no shards.", "ValueError without shards", "no shards, no samples"),
 ]
 CONTEXT_STREAM = [
+    "1.",
     "Each worker has a copy of the stream",
     "`shards` is a sequence",
     "`read(shard)` gives an iterable",
@@ -1156,25 +1163,26 @@ PROMISES_RESUME = [
     ("`len()` is `size`, whatever the state", "len() is size", "len is what is left"),
     ("Indices in an epoch", "len() is size", "len is what is left"),
     ("for a `size` that is not a positive int", "ValueError for a size that can't be used", "any size"),
-    ("Raises ValueError: size is not a positive int", "ValueError for a size that can't be used", "any size"),
+    ("Raises ValueError: size is not a positive int.", "ValueError for a size that can't be used", "any size"),
     (
         "for an `in_flight` below 0 or above the number of indices handed out since epoch 0",
         "ValueError for an impossible in_flight",
         "any in_flight",
     ),
-    ("Raises ValueError: an in_flight that can't be", "ValueError for an impossible in_flight", "any in_flight"),
+    ("Raises ValueError: an in_flight that can't be.", "ValueError for an impossible in_flight", "any in_flight"),
     (
         "for a state that was saved with another size or seed",
         "ValueError for the state of another sampler",
         "any seed",
     ),
     (
-        "Raises ValueError: the state is of another size or seed",
+        "Raises ValueError: the state is of another size or seed.",
         "ValueError for the state of another sampler",
         "any state",
     ),
 ]
 CONTEXT_RESUME = [
+    "1.",
     "Write `ResumableSampler(size, seed=0)`",
     "Shuffled indices, epoch after epoch, with a state to go on from",
 ]
@@ -1182,30 +1190,31 @@ CONTEXT_RESUME = [
 # ----------------------------------------------------------------
 
 NAMES = ("pad_collate", "BucketBatchSampler", "WeightedSampler", "ShardedStream", "ResumableSampler")
+
+
+def named(*values):
+    return dict(zip(NAMES, values, strict=True))
+
+
 _full, _student = answers("15-02"), answers("15-02", student_source)
+CHECKS = named(check.pad_collate, check.bucket, check.weighted, check.stream, check.resume)
+ANSWERS, STUBS = ({name: found[name] for name in NAMES} for found in (_full, _student))
+RIGHT = named(
+    [pad_by_slices, pad_ones_too],
+    [Buckets, NumpyBuckets],
+    [Weighted, ByKeys],
+    [Stream, NextByHand],
+    [Resumable, CountsBackwards],
+)
+WRONG = named(WRONG_PAD, WRONG_BUCKET, WRONG_WEIGHTED, WRONG_STREAM, WRONG_RESUME)
+PROMISES = named(PROMISES_PAD, PROMISES_BUCKET, PROMISES_WEIGHTED, PROMISES_STREAM, PROMISES_RESUME)
+CONTEXT = named(CONTEXT_PAD, CONTEXT_BUCKET, CONTEXT_WEIGHTED, CONTEXT_STREAM, CONTEXT_RESUME)
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-02"
-    CHECKS = dict(
-        zip(NAMES, (check.pad_collate, check.bucket, check.weighted, check.stream, check.resume), strict=True)
-    )
-    ANSWERS = {name: _full[name] for name in NAMES}
-    STUBS = {name: _student[name] for name in NAMES}
-    RIGHT = {
-        "pad_collate": [pad_by_slices, pad_ones_too],
-        "BucketBatchSampler": [Buckets, NumpyBuckets],
-        "WeightedSampler": [Weighted, ByKeys],
-        "ShardedStream": [Stream, NextByHand],
-        "ResumableSampler": [Resumable, CountsBackwards],
-    }
-    WRONG = dict(zip(NAMES, (WRONG_PAD, WRONG_BUCKET, WRONG_WEIGHTED, WRONG_STREAM, WRONG_RESUME), strict=True))
-    PROMISES = dict(
-        zip(NAMES, (PROMISES_PAD, PROMISES_BUCKET, PROMISES_WEIGHTED, PROMISES_STREAM, PROMISES_RESUME), strict=True)
-    )
-    CONTEXT = dict(
-        zip(NAMES, (CONTEXT_PAD, CONTEXT_BUCKET, CONTEXT_WEIGHTED, CONTEXT_STREAM, CONTEXT_RESUME), strict=True)
-    )
+    CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
+    PROMISES, CONTEXT = PROMISES, CONTEXT
 
     def hold_stand_in(self, name, stand_in):
         """Right for arguments that can be used; the lesson gives no others."""
@@ -1222,7 +1231,7 @@ def test_the_weighted_check_accepts_torchs_own_but_for_its_missing_errors():
     assert result.failure.name == BAD_WEIGHTS, str(result)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_right_sampler_passes_with_other_seeds_too(seed, monkeypatch):
     """One in a million fails by chance: none of these."""
     start = check._generator

@@ -357,8 +357,12 @@ def weighted(trial: Trial, answer: Any) -> None:
     with trial.group("weights of any real dtype", hint="in which dtype do you add up?", see=1):
         for dtype in (torch.int64, torch.float16, torch.bfloat16, torch.float32):
             many = torch.ones(6000).to(dtype)
-            got = Counter(index // 1000 for index in drawn(many, 20_000))
-            fits(f"6,000 equal weights, {dtype}, in sixths", [got[i] for i in range(6)], [1] * 6)
+            got = Counter(drawn(many, 60_000))
+            p = _p_value([got[i] for i in range(6000)], [1] * 6000)
+            most = f"{len(got):,} different indices, p = {p:.1g}"
+            trial.that(
+                f"60,000 draws, 6,000 equal weights, {dtype}", p > ALPHA, expected="each about ten times", got=most
+            )
     with trial.group("weight 0 is never drawn", hint="whose piece is empty?"):
         for weights in ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 2.0, 0.0], [0, 0, 3]):
             positive = {i for i, weight in enumerate(weights) if weight}
@@ -374,13 +378,13 @@ def weighted(trial: Trial, answer: Any) -> None:
             x += (pairs[cell] - share) ** 2 / share
         p = _upper((len(alone) - 1) ** 2, x)
         trial.that("pairs of neighbours", p > ALPHA, expected="as often as by chance", got=f"p = {p:.1g}")
-        sampler, x = answer(some, 200, generator=_generator(6)), 0.0
-        for _ in range(50):
-            counts = Counter(sampler)
+        x = 0.0
+        for seed in range(50):
+            counts = Counter(drawn(some, 200, seed=seed))
             shares = [200 * weight / sum(some) for weight in some]
             x += sum((counts[i] - share) ** 2 / share for i, share in enumerate(shares))
         even = 1 - _upper(50 * 5, x)
-        trial.that("50 epochs", even > ALPHA, expected="counts that vary by chance", got=f"too even: p = {even:.1g}")
+        trial.that("50 seeds", even > ALPHA, expected="counts that vary by chance", got=f"too even: p = {even:.1g}")
     with trial.group("without replacement no index comes twice", see=2):
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
             trial.equal(f"{count} draws", len(set(drawn(weights, count, False))), count)
