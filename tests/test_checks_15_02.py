@@ -1189,26 +1189,43 @@ CONTEXT_RESUME = [
 
 # ----------------------------------------------------------------
 
-NAMES = ("pad_collate", "BucketBatchSampler", "WeightedSampler", "ShardedStream", "ResumableSampler")
-
-
-def named(*values):
-    return dict(zip(NAMES, values, strict=True))
-
-
 _full, _student = answers("15-02"), answers("15-02", student_source)
-CHECKS = named(check.pad_collate, check.bucket, check.weighted, check.stream, check.resume)
-ANSWERS, STUBS = ({name: found[name] for name in NAMES} for found in (_full, _student))
-RIGHT = named(
-    [pad_by_slices, pad_ones_too],
-    [Buckets, NumpyBuckets],
-    [Weighted, ByKeys],
-    [Stream, NextByHand],
-    [Resumable, CountsBackwards],
-)
-WRONG = named(WRONG_PAD, WRONG_BUCKET, WRONG_WEIGHTED, WRONG_STREAM, WRONG_RESUME)
-PROMISES = named(PROMISES_PAD, PROMISES_BUCKET, PROMISES_WEIGHTED, PROMISES_STREAM, PROMISES_RESUME)
-CONTEXT = named(CONTEXT_PAD, CONTEXT_BUCKET, CONTEXT_WEIGHTED, CONTEXT_STREAM, CONTEXT_RESUME)
+CHECKS = {
+    "pad_collate": check.pad_collate,
+    "BucketBatchSampler": check.bucket,
+    "WeightedSampler": check.weighted,
+    "ShardedStream": check.stream,
+    "ResumableSampler": check.resume,
+}
+ANSWERS, STUBS = ({name: found[name] for name in CHECKS} for found in (_full, _student))
+RIGHT = {
+    "pad_collate": [pad_by_slices, pad_ones_too],
+    "BucketBatchSampler": [Buckets, NumpyBuckets],
+    "WeightedSampler": [Weighted, ByKeys],
+    "ShardedStream": [Stream, NextByHand],
+    "ResumableSampler": [Resumable, CountsBackwards],
+}
+WRONG = {
+    "pad_collate": WRONG_PAD,
+    "BucketBatchSampler": WRONG_BUCKET,
+    "WeightedSampler": WRONG_WEIGHTED,
+    "ShardedStream": WRONG_STREAM,
+    "ResumableSampler": WRONG_RESUME,
+}
+PROMISES = {
+    "pad_collate": PROMISES_PAD,
+    "BucketBatchSampler": PROMISES_BUCKET,
+    "WeightedSampler": PROMISES_WEIGHTED,
+    "ShardedStream": PROMISES_STREAM,
+    "ResumableSampler": PROMISES_RESUME,
+}
+CONTEXT = {
+    "pad_collate": CONTEXT_PAD,
+    "BucketBatchSampler": CONTEXT_BUCKET,
+    "WeightedSampler": CONTEXT_WEIGHTED,
+    "ShardedStream": CONTEXT_STREAM,
+    "ResumableSampler": CONTEXT_RESUME,
+}
 
 
 class TestChecks(CheckProtocol):
