@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -479,7 +480,7 @@ def _in_worker(number: int, count: int, dataset: Any) -> Iterator[Any]:
     seed = 1000 + number
     mine = copy.deepcopy(dataset)
     _seed_globally(seed)
-    worker_module._worker_info = worker_module.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=mine)
+    worker_module._worker_info = SimpleNamespace(id=number, num_workers=count, seed=seed, dataset=mine)
     try:
         yield mine
     finally:
