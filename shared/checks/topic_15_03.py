@@ -464,6 +464,8 @@ def param_groups(trial: Trial, answer: Any) -> None:
         ("nested layers", _Tall(), (0.1, 0.05, nested, 0.25)),
         ("one layer", _Tall(), (0.1, 0.05, ["head"], 0.5)),
         ("no decay of rates", _Tall(), (0.1, 0.05, layers)),
+        ("no layers, and a decay for them", _Tall(), (0.1, 0.05, (), 0.5)),
+        ("a shared layer by its second name", _Tall(), (0.1, 0.05, ["blocks.3.fc", "head"], 0.5)),
         ("a norm by itself", nn.LayerNorm((3, 2)), (0.1, 0.05)),
         ("a linear layer by itself", nn.Linear(3, 2), (0.1, 0.05)),
         (
