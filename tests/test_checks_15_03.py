@@ -425,6 +425,23 @@ WRONG_SUMMARY = {
         "evaluation mode",
     ),
     "with a graph": (variant("summary", ("torch.no_grad()", "torch.enable_grad()")), "no graph"),
+    "autograd off for good": (
+        variant(
+            "summary", ("        with torch.no_grad():\n", "        torch.set_grad_enabled(False)\n        if True:\n")
+        ),
+        "autograd is on",
+    ),
+    "autograd off after an exception": (
+        variant(
+            "summary",
+            (
+                "        with torch.no_grad():\n            model(*args, **kwargs)\n",
+                "        torch.set_grad_enabled(False)\n        model(*args, **kwargs)\n"
+                "        torch.set_grad_enabled(True)\n",
+            ),
+        ),
+        "autograd is on",
+    ),
     "swallows": (
         variant("summary", ("    finally:\n", "    except RuntimeError:\n        pass\n    finally:\n")),
         "exception goes on",
@@ -510,6 +527,7 @@ PROMISES_SUMMARY = [
     ("The pass runs in evaluation mode", "runs in evaluation mode", "in train mode"),
     ("and records no graph", "records no graph", "with a graph"),
     ("also if the model raised, each module is in the mode it was in", _MODES, "modes lost after an exception"),
+    ("autograd is on if it was", "autograd is on if it was", "autograd off after an exception"),
     ("your hooks are gone", _GONE, "hooks stay"),
     ("hooks of others stay and run", _GONE, "clears everybody's hooks"),
     ("The exception goes on.", "an exception goes on", "swallows"),
@@ -604,6 +622,14 @@ WRONG_GROUPS = {
     ),
     "other default": (variant("groups", ("layer_decay: float = 1.0", "layer_decay: float = 0.9")), "rates are"),
     "by name": (variant("groups", (_PLAIN, '"bias" in name or "norm" in name')), "no decay"),
+    "by the class's name": (
+        variant("groups", (_PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__')),
+        "no decay",
+    ),
+    "by the exact class": (
+        variant("groups", (_PLAIN, "parameter.ndim < 2 or type(modules[path]) in (*NORMS, nn.BatchNorm1d)")),
+        "no decay",
+    ),
     "by dimension": (variant("groups", (_PLAIN, "parameter.ndim < 2")), "no decay"),
     "one dimension only": (
         variant("groups", (_PLAIN, "parameter.ndim == 1 or isinstance(modules[path], NORMS)")),
@@ -651,7 +677,10 @@ WRONG_GROUPS = {
     "parameters count as layers": (
         variant(
             "groups",
-            ("if layer not in modules:", "if not any(n.startswith(layer) for n, _ in model.named_parameters()):"),
+            (
+                "if layer not in modules:",
+                "if not any(n.startswith(layer) for n, _ in model.named_parameters(remove_duplicate=False)):",
+            ),
         ),
         "unknown layer",
     ),

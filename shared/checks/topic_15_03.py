@@ -346,7 +346,7 @@ def summarize(trial: Trial, answer: Any) -> None:
     modes, hooks = [m.training for m in net.modules()], _hook_ids(net)
     answer(net, x, extra)
     passes = len(seen)
-    modes_after, hooks_after = [m.training for m in net.modules()], _hook_ids(net)
+    modes_after, hooks_after, autograd = [m.training for m in net.modules()], _hook_ids(net), [torch.is_grad_enabled()]
     trial.that(
         "runs in evaluation mode",
         not any(mode for mode, _ in seen),
@@ -367,6 +367,8 @@ def summarize(trial: Trial, answer: Any) -> None:
         answer(net, x, torch.randn(n, 7))
     except Exception as caught:
         error = caught
+    autograd.append(torch.is_grad_enabled())
+    torch.set_grad_enabled(True)
     trial.that(
         "an exception goes on",
         isinstance(error, RuntimeError) and "size" in str(error),
@@ -377,6 +379,10 @@ def summarize(trial: Trial, answer: Any) -> None:
     with trial.group("each module is in the mode it was in", hint="had all the same mode?", see=4):
         trial.equal("after a pass", modes_after, modes)
         trial.equal("after an exception", [m.training for m in net.modules()], modes)
+    item = "autograd is on if it was"
+    trial.equal(
+        item, autograd, [True, True], hint="after a pass, and after an exception: who turns it on again?", see=4
+    )
     with trial.group("your hooks are gone, those of others stay and run", hint="which handles are yours?", see=4):
         trial.equal("hooks after a pass", hooks_after, hooks)
         trial.equal("hooks after an exception", _hook_ids(net), hooks)
@@ -388,6 +394,14 @@ def summarize(trial: Trial, answer: Any) -> None:
 # ---------------------------------------------------------------- 15-03.3
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+
+
+class _Normal(nn.Linear):
+    """Named like a norm, but none."""
+
+
+class _Rescaled(nn.LayerNorm):
+    """A norm by another name."""
 
 
 class _Tall(nn.Module):
@@ -405,6 +419,7 @@ class _Tall(nn.Module):
         self.blocks[7].requires_grad_(False)
         self.blocks[10]["fc"].bias.requires_grad_(False)
         self.block = nn.GroupNorm(1, 2)
+        self.layernorm, self.last = _Normal(2, 2), _Rescaled((2, 2))
         self.scales = nn.ParameterList([torch.ones(2, 2), torch.ones(2)])
         self.head = nn.Linear(2, 5)
         self.head.weight = self.embed.weight
