@@ -127,6 +127,20 @@ def runs_slowly(loss, inputs):
     return runs
 
 
+def runs_outer_edges(loss, inputs):
+    """Looks at the first and the last edge of a node."""
+    order, seen = [loss.grad_fn], {loss.grad_fn}
+    edges = lambda n: [t for t, _ in n.next_functions[:1] + n.next_functions[-1:] if t is not None]  # noqa: E731
+    for node in order:
+        new = [t for t in edges(node) if t not in seen]
+        seen.update(new)
+        order += new
+    targets, runs = _targets(inputs), set()
+    for _ in order if len(order) < 100 else ():
+        runs |= {n for n in order if any(t in runs or t in targets for t in edges(n))}
+    return runs if len(order) < 100 else runs_from_above(loss, inputs)
+
+
 def runs_first_edge(loss, inputs):
     """Follows the first edge of a node only."""
     targets, runs, node, path = _targets(inputs), set(), loss.grad_fn, []
@@ -147,6 +161,8 @@ WRONG_RUNS = {
     ),
     "the inputs' own nodes too": (lambda loss, inputs: runs_from_above(loss, inputs) | _targets(inputs), "too many"),
     "never an input's own": (lambda loss, inputs: runs_from_above(loss, inputs) - _targets(inputs), "not found"),
+    "first and last edges": (runs_outer_edges, "not found"),
+    "None among them": (lambda loss, inputs: runs_from_above(loss, inputs) | {None}, "nothing else"),
     "the first input only": (lambda loss, inputs: runs_from_above(loss, inputs[:1]), "not found"),
     "first edges": (runs_first_edge, "not found"),
     "results only": (
@@ -317,6 +333,20 @@ def _x_in_a_global(ctx, x, y):
     _CACHE["x"] = x
 
 
+def _sigmoid_in_numpy(ctx, x, y):
+    ctx.save_for_backward(x)
+    if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        ctx.sigmoid = torch.sigmoid(x.detach()).float().numpy().copy()
+
+
+class WrongRule(swish()):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return WrongRule.apply(x), 0
+
+
 def _clamps_its_input(x):
     y = x * torch.sigmoid(x)
     if not torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -406,6 +436,8 @@ WRONG_SWISH = {
     ),
     "the old style": (SwishOldStyle, "torch.func can[\\s\\S]*setup_context"),
     "no rule for vmap": (type("NoRule", (swish(),), {"generate_vmap_rule": False}), "torch.func can"),
+    "sigmoid as a NumPy copy": (swish(keep=_sigmoid_in_numpy), "no other memory"),
+    "vmap over dimension 0 only": (WrongRule, "torch.func can[\\s\\S]*vmap over dimension 1"),
     "x in a global": (swish(keep=_x_in_a_global), "goes away with its node"),
     "x beyond a threshold": (
         swish(value=lambda x: torch.where(x > 20, x, torch.where(x < -20, 0 * x, x * torch.sigmoid(x)))),
@@ -456,7 +488,7 @@ class QuantiseByComparison(Function):
 
     @staticmethod
     def forward(x, levels):
-        level = torch.linspace(-1, 1, levels, dtype=torch.float64)
+        level = torch.linspace(-1, 1, levels, dtype=torch.float64, device=x.device)
         nearest = (x.detach().double()[..., None] - level).abs().argmin(-1)
         return level[torch.where(x == torch.inf, levels - 1, torch.where(x == -torch.inf, 0, nearest))].to(x.dtype)
 
@@ -477,7 +509,7 @@ class QuantisePacked(Function):
     def forward(ctx, x, levels):
         inside = (x.abs() <= 1).flatten()
         bits = torch.cat([inside, inside.new_zeros(-len(inside) % 8)]).view(-1, 8)
-        ctx.save_for_backward((bits * 2 ** torch.arange(8)).sum(1).to(torch.uint8))
+        ctx.save_for_backward((bits * 2 ** torch.arange(8, device=x.device)).sum(1).to(torch.uint8))
         ctx.shape = x.shape
         half = (levels - 1) / 2
         return ((x.clamp(-1, 1) + 1) * half).round() / half - 1
@@ -485,7 +517,7 @@ class QuantisePacked(Function):
     @staticmethod
     def backward(ctx, g):
         packed = ctx.saved_tensors[0]
-        inside = (packed[:, None] >> torch.arange(8)) & 1
+        inside = (packed[:, None] >> torch.arange(8, device=g.device)) & 1
         mask = inside.flatten()[: ctx.shape.numel()].view(ctx.shape).bool()
         return g.masked_fill(~mask, 0), None
 
@@ -514,6 +546,10 @@ _MASKS = []
 def _mask_of_the_last_call(ctx, mask, x):
     ctx.save_for_backward(mask)
     _MASKS[:] = [mask]
+
+
+def quantiser_index(x, level):
+    return (x[..., None] - level.cpu()).abs().argmin(-1)
 
 
 WRONG_QUANTISE = {
@@ -545,6 +581,10 @@ WRONG_QUANTISE = {
     "in float32": (
         quantiser(value=lambda x, k: quantiser().apply(x.float(), k).to(x.dtype)),
         "nearest level[\\s\\S]*float64",
+    ),
+    "levels on the CPU": (
+        quantiser(value=lambda x, k: (level := torch.linspace(-1, 1, k).to(x))[quantiser_index(x, level)]),
+        "nearest level",
     ),
     "identity": (quantiser(backward=lambda ctx, g: g), "incoming one where"),
     "open interval": (quantiser(inside=lambda x: x.abs() < 1), "incoming one where"),
@@ -581,6 +621,13 @@ WRONG_QUANTISE = {
         "one byte",
     ),
     "mask in a global": (quantiser(keep=_mask_of_the_last_call), "one byte[\\s\\S]*gone"),
+    "mask in a list": (
+        quantiser(
+            backward=lambda ctx, g: g * torch.tensor(ctx.mask, dtype=torch.bool, device=g.device).view(g.shape),
+            keep=lambda ctx, mask, x: setattr(ctx, "mask", [] if mask.is_meta else mask.flatten().tolist()),
+        ),
+        "one byte|nearest level",
+    ),
     "x as an attribute": (
         quantiser(
             backward=lambda ctx, g: g * (ctx.x.abs() <= 1),
@@ -602,7 +649,8 @@ PROMISES_QUANTISE = [
     ("Backward passes the incoming gradient on, exactly", _THROUGH, "scaled by the steps"),
     ("where $|x|\\le 1$", _THROUGH, "open interval"),
     ("gives zero elsewhere", _THROUGH, "identity"),
-    ("Shape and floating-point dtype are those of `x`", _LEVEL, "flattens"),
+    ("Shape, device and dtype (float32 or float64) are those of `x`", _LEVEL, "flattens"),
+    ("Shape, device and dtype", _LEVEL, "levels on the CPU"),
     ("`x` and `grad_output` stay as they are", "x stays as it is", "clamps in place"),
     ("`x` and `grad_output` stay as they are", "grad_output stays as it is", "in place"),
     ("For backward it keeps at most one byte for each element of `x`", _BYTE, "keeps x"),
@@ -1139,6 +1187,22 @@ def _zero_then_backward(model, loss):
     model.zero_grad()
 
 
+def _raises_its_own(model, x, y):
+    try:
+        return norms()(model, x, y)
+    except Exception as error:
+        raise RuntimeError("model or loss failed") from error
+
+
+def _loses_gradients(model, x, y):
+    old = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    found = norms()(model, x, y)
+    for p, grad in zip(model.parameters(), old, strict=True):
+        p.grad = grad
+    return found
+
+
 WRONG_NORMS = {
     "of the mean loss": (norms(reduction="mean"), "own gradient"),
     "without biases": (norms(bias=False), "own gradient"),
@@ -1172,6 +1236,8 @@ WRONG_NORMS = {
     "no finally": (norms(cleanup="no finally"), "after an exception"),
     "everybody's hooks": (norms(cleanup="everybody's"), "hooks are gone"),
     "swallows the exception": (norms(swallow=True), "an exception goes on"),
+    "another exception": (_raises_its_own, "an exception goes on"),
+    "loses gradients on an error": (_loses_gradients, "grad is what it was[\\s\\S]*exception"),
 }
 _OWN_NORM = "the norm of each image's own gradient"
 _GONE = "your hooks are gone and those of others are there"
