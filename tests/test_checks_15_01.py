@@ -1152,7 +1152,7 @@ def norms(
                 scores = model(x)
             loss = F.cross_entropy(scores, y, reduction=reduction)
             (backward or (lambda model, loss: torch.autograd.grad(loss, list(model.parameters()))))(model, loss)
-        except (RuntimeError, IndexError):
+        except Exception:
             if cleanup != "no finally":
                 remove()
             if not swallow:

@@ -95,10 +95,10 @@ def _random_graph() -> tuple[Tensor, list[Tensor]]:
     leaves[0].requires_grad_()
     made = list(leaves)
     for _ in range(random.randint(1, 9)):
-        a, b = random.choice(made), random.choice(made)
+        a, b, c = (random.choice(made) for _ in range(3))
         made += random.choice(
             (lambda a=a, b=b: [a + b], lambda a=a, b=b: [a * b],
-             lambda a=a, b=b, c=random.choice(made): [torch.cat([a[:1], c[:1], b[:1]])[:2]], lambda a=a: [torch.tanh(a)],
+             lambda a=a, b=b, c=c: [torch.cat([a[:1], c[:1], b[:1]])[:2]], lambda a=a: [torch.tanh(a)],
              lambda a=a, b=b: torch.stack([a, b]).unbind(), lambda a=a: _Halves.apply(a, 0.3))
         )()  # fmt: skip
     loss = leaves[0].sum() + sum(t.sum() for t in random.sample(made, min(len(made), 3)))
