@@ -340,6 +340,8 @@ class _Watch(TorchDispatchMode):
         if name in _MIXED:
             sides = [_side(tensor) for tensor in read]
             known = [side for side in sides if side != _UNKNOWN]
+            if not sides:  # a number that torch.func.vmap makes a tensor of
+                return _UNKNOWN
             return sides[0] if name != "aten::copy_" else known[0] if known else _UNKNOWN
         seen, numbers = set(), []
         for tensor in read:

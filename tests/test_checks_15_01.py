@@ -1,7 +1,7 @@
 """The checks of 15-01 accept right answers, however written, and reject what a student might really write."""
 
 import contextlib
-import copy
+import random
 from typing import ClassVar
 
 import torch
@@ -10,11 +10,189 @@ from check_protocol import CheckProtocol
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.utils import clip_grad_value_
 
 from course.answers import answers
 from course.exercises import student_source
 from shared.checks import topic_15_01 as check
+
+# ---------------------------------------------------------------- which nodes run
+
+
+def runs_from_above(loss, inputs):
+    """Nodes in the order of a depth-first walk that needs no recursion, then from the last to the first."""
+    targets = {torch.autograd.graph.get_gradient_edge(t).node for t in inputs}
+    order, seen, stack = [], set(), [(loss.grad_fn, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(target, False) for target, _ in node.next_functions]
+    runs = set()
+    for node in order:
+        if any(target in runs or target in targets for target, _ in node.next_functions if target is not None):
+            runs.add(node)
+    return runs
+
+
+def runs_to_a_fixpoint(loss, inputs):
+    """All edges, and a list that grows."""
+    nodes, edges = [loss.grad_fn], {}
+    known = set(nodes)
+    for node in nodes:
+        for target, _ in node.next_functions:
+            if target is not None:
+                edges.setdefault(target, set()).add(node)
+                if target not in known:
+                    known.add(target)
+                    nodes.append(target)
+    found = [t.grad_fn or torch.autograd.graph.get_gradient_edge(t).node for t in inputs]
+    out, todo = set(), list(found)
+    while todo:
+        new = edges.get(todo.pop(), set()) - out
+        out |= new
+        todo += new
+    return frozenset(out)
+
+
+def runs_recursive(loss, inputs):
+    targets, memo = {torch.autograd.graph.get_gradient_edge(t).node for t in inputs}, {}
+
+    def leads(node):
+        if node not in memo:
+            found = [target in targets or leads(target) for target, _ in node.next_functions if target is not None]
+            memo[node] = any(found)
+        return memo[node]
+
+    def walk(node, seen):
+        if node is None or node in seen:
+            return
+        seen.add(node)
+        leads(node)
+        for target, _ in node.next_functions:
+            walk(target, seen)
+
+    walk(loss.grad_fn, set())
+    return {node for node, does in memo.items() if does}
+
+
+def runs_every_path(loss, inputs):
+    """Visits a node once for each path to it."""
+    targets, runs, stack = {torch.autograd.graph.get_gradient_edge(t).node for t in inputs}, set(), [[loss.grad_fn]]
+    while stack:
+        path = stack.pop()
+        for target, _ in path[-1].next_functions:
+            if target is not None:
+                if target in targets:
+                    runs.update(path)
+                stack.append([*path, target])
+    return runs
+
+
+def runs_by_running(loss, inputs):
+    seen = set()
+    handles = [n.register_prehook(lambda _, n=n: seen.add(n)) for n in _all_nodes(loss)]
+    torch.autograd.grad(loss, inputs, retain_graph=True)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def _all_nodes(loss):
+    seen, stack = {loss.grad_fn}, [loss.grad_fn]
+    while stack:
+        new = {t for t, _ in stack.pop().next_functions if t is not None} - seen
+        seen |= new
+        stack += new
+    return seen
+
+
+def _targets(inputs):
+    return {torch.autograd.graph.get_gradient_edge(t).node for t in inputs}
+
+
+def runs_slowly(loss, inputs):
+    """Right, with a walk of its own from each node."""
+    targets, runs = _targets(inputs), set()
+    for node in _all_nodes(loss):
+        seen, stack = set(), [node]
+        while stack:
+            new = {t for t, _ in stack.pop().next_functions if t is not None} - seen
+            seen |= new
+            stack += new
+        if seen & targets:
+            runs.add(node)
+    return runs
+
+
+def runs_outer_edges(loss, inputs):
+    """Looks at the first and the last edge of a node."""
+    order, seen = [loss.grad_fn], {loss.grad_fn}
+    edges = lambda n: [t for t, _ in n.next_functions[:1] + n.next_functions[-1:] if t is not None]  # noqa: E731
+    for node in order:
+        new = [t for t in edges(node) if t not in seen]
+        seen.update(new)
+        order += new
+    targets, runs = _targets(inputs), set()
+    for _ in order if len(order) < 100 else ():
+        runs |= {n for n in order if any(t in runs or t in targets for t in edges(n))}
+    return runs if len(order) < 100 else runs_from_above(loss, inputs)
+
+
+def runs_first_edge(loss, inputs):
+    """Follows the first edge of a node only."""
+    targets, runs, node, path = _targets(inputs), set(), loss.grad_fn, []
+    while node is not None:
+        path.append(node)
+        node = next((t for t, _ in node.next_functions if t is not None), None)
+        if node in targets:
+            runs.update(path)
+    return runs
+
+
+WRONG_RUNS = {
+    "a list": (lambda loss, inputs: list(runs_from_above(loss, inputs)), "returns a set"),
+    "the whole graph": (lambda loss, inputs: _all_nodes(loss), "too many"),
+    "all but leaves": (
+        lambda loss, inputs: {n for n in _all_nodes(loss) if not hasattr(n, "variable")},
+        "too many",
+    ),
+    "the inputs' own nodes too": (lambda loss, inputs: runs_from_above(loss, inputs) | _targets(inputs), "too many"),
+    "never an input's own": (lambda loss, inputs: runs_from_above(loss, inputs) - _targets(inputs), "not found"),
+    "first and last edges": (runs_outer_edges, "not found"),
+    "None among them": (lambda loss, inputs: runs_from_above(loss, inputs) | {None}, "nothing else"),
+    "the first input only": (lambda loss, inputs: runs_from_above(loss, inputs[:1]), "not found"),
+    "first edges": (runs_first_edge, "not found"),
+    "results only": (
+        lambda loss, inputs: runs_from_above(loss, [t for t in inputs if t.grad_fn is not None]),
+        "not found",
+    ),
+    "loss always": (lambda loss, inputs: runs_from_above(loss, inputs) | {loss.grad_fn}, "too many"),
+    "by running": (runs_by_running, "no node is run"),
+    "recursion": (runs_recursive, "long chains[\\s\\S]*Hint 2|RecursionError"),
+    "every path": (runs_every_path, "doublings"),
+    "a walk from each node": (runs_slowly, "nodes in a chain"),
+}
+_RAN = "the nodes are those that torch.autograd.grad runs"
+_LONG = "long chains and many paths take less than a second"
+PROMISES_RUNS = [
+    ("returns the set of nodes that it runs", "returns a set", "a list"),
+    ("doesn't run the whole graph", _RAN, "the whole graph"),
+    ("found without running any", "no node is run", "by running"),
+    ("A node runs if its edges lead, directly or through other nodes, to the node of an input", _RAN, "first edges"),
+    ("`t.grad_fn`, or `AccumulateGrad` for a leaf", _RAN, "results only"),
+    ("An input's own node runs only if another input lies behind it", _RAN, "the inputs' own nodes too"),
+    ("only if another input lies behind it", _RAN, "never an input's own"),
+    ("Each input is a part of `loss`, perhaps `loss` itself", _RAN, "loss always"),
+    ("A chain of 3,000 nodes", _LONG, "recursion"),
+    ("a tensor added to itself 60 times over", _LONG, "every path"),
+    ("within a second", _LONG, "a walk from each node"),
+    ("The nodes that torch.autograd.grad(loss, inputs) runs.", _RAN, "all but leaves"),
+]
+CONTEXT_RUNS = ["That is `get_gradient_edge(t).node`:"]
+
 
 # ---------------------------------------------------------------- Swish
 
@@ -25,23 +203,43 @@ def _slope(x):
 
 
 def swish(backward=lambda ctx, g: g * _slope(ctx.saved_tensors[0]), value=lambda x: x * torch.sigmoid(x), keep=None):
-    """A Swish with the given pieces; `keep(ctx, x)` stands for save_for_backward and may return the value."""
+    """A Swish with the given pieces; `keep(ctx, x, y)` stands for save_for_backward."""
 
     class Made(Function):
+        generate_vmap_rule = True
+
         @staticmethod
-        def forward(ctx, x):
+        def forward(x):
+            return value(x)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
             if keep is None:
-                ctx.save_for_backward(x)
-                return value(x)
-            kept = keep(ctx, x)
-            return value(x) if kept is None else kept
+                ctx.save_for_backward(*inputs)
+            else:
+                keep(ctx, inputs[0], output)
 
     Made.backward = staticmethod(backward)
     return Made
 
 
+class SwishOldStyle(Function):
+    """forward takes ctx."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * _slope(ctx.saved_tensors[0])
+
+
 class SwishByExp(Function):
-    """setup_context style, other formulas."""
+    """Other formulas."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
@@ -59,12 +257,19 @@ class SwishByExp(Function):
 
 
 class SwishByTanh(Function):
-    """Half angles, in-place on its own results, and needs_input_grad."""
+    """Half angles, in-place on its own results, needs_input_grad, and a vmap of its own."""
 
     @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
+    def vmap(info, in_dims, x):
+        return SwishByTanh.apply(x), in_dims[0]
+
+    @staticmethod
+    def forward(x):
         return x.mul(0.5).tanh_().add_(1).mul_(0.5).mul_(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
 
     @staticmethod
     def backward(ctx, g):
@@ -76,66 +281,77 @@ class SwishByTanh(Function):
 
 
 class SwishByAutograd(Function):
-    """Lets autograd differentiate the recomputed value."""
+    """F.silu forward and its own backward operator."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
+    def forward(x):
         return F.silu(x)
 
     @staticmethod
+    def setup_context(ctx, inputs, output):
+        (x,) = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
     def backward(ctx, g):
-        further = torch.is_grad_enabled()
-        with torch.enable_grad():
-            x = ctx.saved_tensors[0] if further else ctx.saved_tensors[0].detach().requires_grad_()
-            return torch.autograd.grad(x * x.sigmoid(), x, g, create_graph=further)[0]
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return torch.addcmul(s, x, s * (1 - s)) * g
 
 
-def _save_both(ctx, x):
-    s = torch.sigmoid(x)
-    ctx.save_for_backward(x, s)
-    return x * s
+def _save_both(ctx, x, y):
+    ctx.save_for_backward(x, torch.sigmoid(x))
 
 
-def _save_output(ctx, x):
-    y = x * torch.sigmoid(x)
+def _save_output(ctx, x, y):
     ctx.save_for_backward(x, y)
-    return y
 
 
-def _sigmoid_in_a_list(ctx, x):
+def _sigmoid_in_a_list(ctx, x, y):
     ctx.save_for_backward(x)
     ctx.cache = [torch.sigmoid(x)]
-    return x * ctx.cache[0]
 
 
-def _sigmoid_in_a_closure(ctx, x):
+def _sigmoid_in_a_closure(ctx, x, y):
     ctx.save_for_backward(x)
     s = torch.sigmoid(x)
     ctx.sigmoid = lambda: s
-    return x * s
 
 
 _CACHE = {}
 
 
-def _sigmoid_in_a_global(ctx, x):
+def _sigmoid_in_a_global(ctx, x, y):
     ctx.save_for_backward(x)
     _CACHE["sigmoid"] = torch.sigmoid(x)
-    return x * _CACHE["sigmoid"]
 
 
-def _clamps_the_input(ctx, x):
-    y = x * torch.sigmoid(x)
-    if (x.abs() > 50).any():
-        x.clamp_(-50, 50)
+def _x_in_a_global(ctx, x, y):
     ctx.save_for_backward(x)
+    _CACHE["x"] = x
+
+
+def _sigmoid_in_numpy(ctx, x, y):
+    ctx.save_for_backward(x)
+    if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        ctx.sigmoid = torch.sigmoid(x.detach()).float().numpy().copy()
+
+
+class WrongRule(swish()):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return WrongRule.apply(x), 0
+
+
+def _clamps_its_input(x):
+    y = x * torch.sigmoid(x)
+    if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x.data.clamp_(-50, 50)
     return y
-
-
-def _in_place(ctx, x):
-    ctx.save_for_backward(x.clone())
-    return x.mul_(torch.sigmoid(x))
 
 
 def _reuses_grad_output(ctx, g):
@@ -163,7 +379,7 @@ def _in_float32(x):
 _LAST = {}
 
 
-def _remember_on_the_class(ctx, x):
+def _remember_on_the_class(ctx, x, y):
     ctx.save_for_backward(x)
     _LAST["x"] = x
 
@@ -191,10 +407,10 @@ WRONG_SWISH = {
         "gradient is grad_output[\\s\\S]*view",
     ),
     "unfinished backward": (swish(_unfinished), "still raises NotImplementedError"),
-    "in place": (swish(keep=_in_place), "x stays as it is"),
-    "clamps its input": (swish(keep=_clamps_the_input), "x stays as it is"),
+    "in place": (swish(value=lambda x: x.mul_(torch.sigmoid(x)).clone()), "x stays as it is"),
+    "clamps its input": (swish(value=_clamps_its_input), "x stays as it is"),
     "reuses grad_output": (swish(_reuses_grad_output), "grad_output stays as it is"),
-    "value in float32 precision": (swish(value=_in_float32), "gradcheck in float64[\\s\\S]*Jacobian mismatch"),
+    "value in float32 precision": (swish(value=_in_float32), "value is x[\\s\\S]*float64"),
     "gradient without a graph": (swish(_no_graph), "gradgradcheck"),
     "gradient in float32": (
         swish(lambda ctx, g: g * _slope(ctx.saved_tensors[0].float())),
@@ -213,9 +429,26 @@ WRONG_SWISH = {
     "sigmoid in a list on ctx": (swish(keep=_sigmoid_in_a_list), "no other memory"),
     "sigmoid in a closure": (swish(keep=_sigmoid_in_a_closure), "no other memory"),
     "sigmoid in a global": (swish(keep=_sigmoid_in_a_global), "no other memory"),
-    "saves a copy": (swish(keep=lambda ctx, x: ctx.save_for_backward(x.clone())), "gradgradcheck"),
+    "saves a copy": (swish(keep=lambda ctx, x, y: ctx.save_for_backward(x.clone())), "gradgradcheck"),
+    "a backward with noise": (
+        swish(lambda ctx, g: g * _slope(ctx.saved_tensors[0]) * (1 + 1e-14 * random.random())),
+        "gradcheck in float64[\\s\\S]*reentrant",
+    ),
+    "the old style": (SwishOldStyle, "torch.func can[\\s\\S]*setup_context"),
+    "no rule for vmap": (type("NoRule", (swish(),), {"generate_vmap_rule": False}), "torch.func can"),
+    "sigmoid as a NumPy copy": (swish(keep=_sigmoid_in_numpy), "no other memory"),
+    "vmap over dimension 0 only": (WrongRule, "torch.func can[\\s\\S]*vmap over dimension 1"),
+    "x in a global": (swish(keep=_x_in_a_global), "goes away with its node"),
+    "x beyond a threshold": (
+        swish(value=lambda x: torch.where(x > 20, x, torch.where(x < -20, 0 * x, x * torch.sigmoid(x)))),
+        "value is x[\\s\\S]*float64",
+    ),
+    "slope 1 beyond a threshold": (
+        swish(lambda ctx, g: g * torch.where((x := ctx.saved_tensors[0]).abs() > 20, (x > 0).to(x.dtype), _slope(x))),
+        "gradient is grad_output[\\s\\S]*float64",
+    ),
     "an attribute": (
-        swish(lambda ctx, g: g * _slope(ctx.x), keep=lambda ctx, x: setattr(ctx, "x", x)),
+        swish(lambda ctx, g: g * _slope(ctx.x), keep=lambda ctx, x, y: setattr(ctx, "x", x)),
         "save_for_backward",
     ),
 }
@@ -223,14 +456,21 @@ PROMISES_SWISH = [
     ("f(x) = x\\,\\sigma(x)", "the value is x · sigmoid(x)", "a constant added"),
     ("x · sigmoid(x), elementwise.", "the value is x · sigmoid(x)", "only the sigmoid"),
     ("Write it as a Function", "is an autograd Function", "a function"),
-    ("any shape", "the value is x · sigmoid(x)", "flattens"),
+    (
+        "in the `setup_context` style, so that `torch.func.grad` and `vmap` accept it",
+        "torch.func can differentiate it and map it over a batch",
+        "the old style",
+    ),
+    ("elementwise for any shape", "the value is x · sigmoid(x)", "flattens"),
     ("floating-point dtype", "the value is x · sigmoid(x)", "returns float32"),
-    ("floating-point dtype", "the gradient is grad_output · f'(x)", "gradient in float32"),
+    ("to that dtype's precision", "the gradient is grad_output · f'(x)", "gradient in float32"),
+    ("to that dtype's precision", "the value is x · sigmoid(x)", "x beyond a threshold"),
     ("It keeps its input, with `save_for_backward`", "the input goes through save_for_backward", "an attribute"),
     ("no other memory", "keeps its input and no other memory", "saves the sigmoid too"),
     ("Saves x only; twice differentiable.", "keeps its input and no other memory", "sigmoid in a list on ctx"),
-    ("recomputes $\\sigma(x)$ in backward", "gradgradcheck in float64", "sigmoid from forward"),
-    ("It must pass `gradcheck`", "gradcheck in float64", "value in float32 precision"),
+    ("$\\sigma(x)$ is recomputed in backward", "gradgradcheck in float64", "sigmoid from forward"),
+    ("nothing outlives the node", "what it keeps goes away with its node", "x in a global"),
+    ("It must pass `gradcheck`", "gradcheck in float64", "a backward with noise"),
     ("`gradgradcheck`", "gradgradcheck in float64", "once differentiable"),
     ("twice differentiable", "gradgradcheck in float64", "gradient without a graph"),
     ("neither the value", "the value is x · sigmoid(x)", "value overflows"),
@@ -238,206 +478,192 @@ PROMISES_SWISH = [
     ("`x` and `grad_output` stay as they are.", "x stays as it is", "clamps its input"),
     ("`x` and `grad_output` stay as they are.", "grad_output stays as it is", "reuses grad_output"),
 ]
-CONTEXT_SWISH = ["The check hands your class back", "If you skip the exercise"]
+CONTEXT_SWISH = ["The check hands back your class"]
 
-# ---------------------------------------------------------------- gradient reversal
-
-
-class HookReversal(nn.Module):
-    """No Function, but a tensor hook on a copy."""
-
-    def __init__(self, alpha=1.0):
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x):
-        y = x.clone()
-        if y.requires_grad:
-            alpha = self.alpha
-            y.register_hook(lambda g: g * -alpha)
-        return y
+# ---------------------------------------------------------------- quantiser
 
 
-class _View(Function):
+class QuantiseByComparison(Function):
+    """setup_context style, the nearest of all levels, a mask by two comparisons."""
+
     @staticmethod
-    def forward(x, factor):
-        return x  # PyTorch makes a view
+    def forward(x, levels):
+        level = torch.linspace(-1, 1, levels, dtype=torch.float64, device=x.device)
+        nearest = (x.detach().double()[..., None] - level).abs().argmin(-1)
+        return level[torch.where(x == torch.inf, levels - 1, torch.where(x == -torch.inf, 0, nearest))].to(x.dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.set_materialize_grads(False)
-        ctx.factor = inputs[1]
+        x, _ = inputs
+        ctx.save_for_backward((x >= -1) & (x <= 1))
 
     @staticmethod
     def backward(ctx, g):
-        return (None if g is None else g.neg() * ctx.factor), None
+        return torch.where(ctx.saved_tensors[0], g, torch.zeros_like(g)), None
 
 
-class ViewReversal(nn.Module):
-    """setup_context style, the input itself returned, alpha behind a property."""
+class QuantisePacked(Function):
+    """An eighth of a byte: eight answers in a uint8."""
 
-    def __init__(self, alpha: float = 1):
-        super().__init__()
-        self._settings = {"alpha": alpha}
+    @staticmethod
+    def forward(ctx, x, levels):
+        inside = (x.abs() <= 1).flatten()
+        bits = torch.cat([inside, inside.new_zeros(-len(inside) % 8)]).view(-1, 8)
+        ctx.save_for_backward((bits * 2 ** torch.arange(8, device=x.device)).sum(1).to(torch.uint8))
+        ctx.shape = x.shape
+        half = (levels - 1) / 2
+        return ((x.clamp(-1, 1) + 1) * half).round() / half - 1
 
-    @property
-    def alpha(self):
-        return self._settings["alpha"]
-
-    @alpha.setter
-    def alpha(self, value):
-        self._settings["alpha"] = value
-
-    def forward(self, x):
-        return _View.apply(x, self.alpha)
+    @staticmethod
+    def backward(ctx, g):
+        packed = ctx.saved_tensors[0]
+        inside = (packed[:, None] >> torch.arange(8, device=g.device)) & 1
+        mask = inside.flatten()[: ctx.shape.numel()].view(ctx.shape).bool()
+        return g.masked_fill(~mask, 0), None
 
 
-def reversal(backward=lambda ctx, g: -ctx.alpha * g, forward=lambda x: x.view_as(x), default=1.0, call=None):
-    """A reversal module with the given pieces."""
+def quantiser(
+    value=lambda x, k: torch.round((x.clamp(-1, 1) + 1) / 2 * (k - 1)) / (k - 1) * 2 - 1,
+    inside=lambda x: x.abs() <= 1,
+    backward=lambda ctx, g: g * ctx.saved_tensors[0],
+    keep=lambda ctx, mask, x: ctx.save_for_backward(mask),
+):
+    """A quantiser with the given pieces."""
 
-    class Fn(Function):
+    class Made(Function):
         @staticmethod
-        def forward(ctx, x, alpha, module):
-            ctx.alpha, ctx.module = alpha, module
-            return forward(x)
+        def forward(ctx, x, levels):
+            keep(ctx, inside(x), x)
+            return value(x, levels)
 
-        @staticmethod
-        def backward(ctx, g):
-            return backward(ctx, g), None, None
-
-    class Module(nn.Module):
-        def __init__(self, alpha=default):
-            super().__init__()
-            self.alpha = alpha
-
-        def forward(self, x):
-            apply = lambda: Fn.apply(x, self.alpha, self)  # noqa: E731
-            return apply() if call is None else call(self, x, apply)
-
-    return Module
+    Made.backward = staticmethod(lambda ctx, g: (backward(ctx, g), None))
+    return Made
 
 
-def _hooks_the_input(module, x, apply):
-    alpha = module.alpha
-    if x.requires_grad:
-        x.register_hook(lambda g: -alpha * g)
-    return x
+_MASKS = []
 
 
-class TrainableScale(HookReversal):
-    def __init__(self, alpha=1.0):
-        super().__init__(alpha)
-        self.scale = nn.Parameter(torch.tensor(float(alpha)))
+def _mask_of_the_last_call(ctx, mask, x):
+    ctx.save_for_backward(mask)
+    _MASKS[:] = [mask]
 
 
-class SharedAlpha(reversal()):
-    """alpha on the class, so that two modules have one."""
-
-    def __init__(self, alpha=1.0):
-        nn.Module.__init__(self)
-        self.alpha = alpha
-
-    def __setattr__(self, name, value):
-        if name == "alpha":
-            type(self).alpha = value
-        else:
-            super().__setattr__(name, value)
+def quantiser_index(x, level):
+    return (x[..., None] - level.cpu()).abs().argmin(-1)
 
 
-class NotAModule:
-    def __init__(self, alpha=1.0):
-        self.alpha = alpha
-
-    def __call__(self, x):
-        return HookReversal(self.alpha)(x)
-
-
-class QueuedAlpha(HookReversal):
-    """Its backwards take the alphas in the order of the forwards."""
-
-    def __init__(self, alpha=1.0):
-        super().__init__(alpha)
-        self.queue = []
-
-    def forward(self, x):
-        y = x.clone()
-        if y.requires_grad:
-            self.queue.append(self.alpha)
-            y.register_hook(lambda g: -(self.queue.pop(0) if self.queue else 1.0) * g)
-        return y
-
-
-def _negates_alpha(ctx, g):
-    ctx.alpha = -ctx.alpha
-    return ctx.alpha * g
-
-
-WRONG_REVERSAL = {
-    "alpha trainable": (TrainableScale, "Module without parameters"),
-    "no Module": (NotAModule, "Module without parameters"),
-    "returns the negative": (reversal(forward=lambda x: -x), "returns its input unchanged"),
-    "adds zero": (reversal(forward=lambda x: x + 0), "returns its input unchanged"),
-    "converts to float": (reversal(forward=lambda x: x.float()), "returns its input unchanged"),
-    "flattens": (reversal(forward=lambda x: x.reshape(-1)), "returns its input unchanged"),
-    "by detach": (
-        reversal(call=lambda m, x, apply: (1 + m.alpha) * x.detach() - m.alpha * x),
-        "returns its input unchanged",
+WRONG_QUANTISE = {
+    "a function": (lambda x, levels: x, "autograd Function"),
+    "clamps in place": (quantiser(value=lambda x, k: quantiser().apply(x.clamp_(-1, 1), k)), "x stays as it is"),
+    "rounds down": (
+        quantiser(value=lambda x, k: torch.floor((x.clamp(-1, 1) + 1) / 2 * (k - 1)) / (k - 1) * 2 - 1),
+        "nearest level",
     ),
-    "hook where there is no gradient": (
-        reversal(call=lambda m, x, apply: (y := x.clone(), y.register_hook(lambda g, a=m.alpha: -a * g))[0]),
-        "returns its input unchanged[\\s\\S]*cannot register a hook",
+    "one level more": (
+        quantiser(value=lambda x, k: torch.round((x.clamp(-1, 1) + 1) / 2 * k) / k * 2 - 1),
+        "nearest level",
     ),
-    "calls forward itself": (reversal(call=lambda m, x, apply: x.view_as(x)), "-alpha times"),
-    "no alpha": (reversal(lambda ctx, g: -g), "-alpha times"),
-    "no sign": (reversal(lambda ctx, g: ctx.alpha * g), "-alpha times"),
-    "size of alpha": (reversal(lambda ctx, g: -abs(ctx.alpha) * g), "-alpha times"),
-    "None for zero": (reversal(lambda ctx, g: -ctx.alpha * g if ctx.alpha else None), "alpha 0.0"),
-    "1 for zero": (reversal(lambda ctx, g: -(ctx.alpha or 1.0) * g), "alpha 0.0"),
-    "only when training": (reversal(lambda ctx, g: -ctx.alpha * g if ctx.module.training else g), "training False"),
-    "other default": (reversal(default=0.5), "no alpha given"),
-    "gradient in float32": (
-        reversal(lambda ctx, g: torch.tensor(-ctx.alpha).mul(g.float()).to(g.dtype)),
-        "-alpha times[\\s\\S]*torch.float64",
+    "from 0 to 1": (
+        quantiser(value=lambda x, k: torch.round((x.clamp(-1, 1) + 1) / 2 * (k - 1)) / (k - 1)),
+        "nearest level",
     ),
-    "alpha in float32": (reversal(lambda ctx, g: -torch.tensor(ctx.alpha) * g), "-alpha times[\\s\\S]*torch.float64"),
-    "alpha rounded": (reversal(lambda ctx, g: -round(ctx.alpha, 2) * g), "-alpha times"),
-    "in place": (reversal(lambda ctx, g: g.neg_().mul_(ctx.alpha)), "incoming gradient stays"),
-    "hook on the input": (reversal(call=_hooks_the_input), "only the path"),
-    "alpha read in backward": (reversal(lambda ctx, g: -ctx.module.alpha * g), "own forward"),
-    "alpha on the class": (SharedAlpha, "own forward"),
-    "alphas in a queue": (QueuedAlpha, "own forward"),
-    "another sign the second time": (reversal(_negates_alpha), "own forward"),
+    "no clamp": (
+        quantiser(value=lambda x, k: torch.round((x + 1) / 2 * (k - 1)) / (k - 1) * 2 - 1),
+        "nearest level",
+    ),
+    "middles of equal bins": (
+        quantiser(value=lambda x, k: (((x.clamp(-1, 1) + 1) / 2 * k).floor().clamp(max=k - 1) + 0.5) / k * 2 - 1),
+        "nearest level",
+    ),
+    "by the sign": (quantiser(value=lambda x, k: 2 * (x >= 0).to(x.dtype) - 1), "3 levels"),
+    "float32": (quantiser(value=lambda x, k: quantiser().apply(x.float(), k)), "dtype and shape"),
+    "flattens": (quantiser(value=lambda x, k: quantiser().apply(x, k).reshape(-1)), "dtype and shape"),
+    "in float32": (
+        quantiser(value=lambda x, k: quantiser().apply(x.float(), k).to(x.dtype)),
+        "nearest level[\\s\\S]*float64",
+    ),
+    "levels on the CPU": (
+        quantiser(value=lambda x, k: (level := torch.linspace(-1, 1, k).to(x))[quantiser_index(x, level)]),
+        "nearest level",
+    ),
+    "identity": (quantiser(backward=lambda ctx, g: g), "incoming one where"),
+    "open interval": (quantiser(inside=lambda x: x.abs() < 1), "incoming one where"),
+    "one side": (quantiser(inside=lambda x: x <= 1), "incoming one where"),
+    "with room": (quantiser(inside=lambda x: x.abs() <= 1 + 1e-6), "incoming one where"),
+    "of x in float32": (
+        quantiser(inside=lambda x: x.float().abs() <= 1),
+        "incoming one where[\\s\\S]*float64",
+    ),
+    "all where anything is inside": (quantiser(backward=lambda ctx, g: g * ctx.saved_tensors[0].any()), "incoming"),
+    "scaled by the steps": (quantiser(backward=lambda ctx, g: 0.999999 * g * ctx.saved_tensors[0]), "incoming"),
+    "no grad_output": (quantiser(backward=lambda ctx, g: ctx.saved_tensors[0].to(g.dtype)), "incoming"),
+    "mask of the last call": (
+        quantiser(backward=lambda ctx, g: g * _MASKS[0], keep=_mask_of_the_last_call),
+        "incoming one where",
+    ),
+    "in place": (
+        quantiser(
+            backward=lambda ctx, g: (
+                g.mul_(ctx.saved_tensors[0]) if g.stride() and min(g.stride()) else g * ctx.saved_tensors[0]
+            )
+        ),
+        "grad_output stays",
+    ),
+    "keeps x": (
+        quantiser(
+            backward=lambda ctx, g: g * (ctx.saved_tensors[0].abs() <= 1),
+            keep=lambda ctx, mask, x: ctx.save_for_backward(x),
+        ),
+        "one byte[\\s\\S]*256 bytes",
+    ),
+    "mask as float": (
+        quantiser(keep=lambda ctx, mask, x: ctx.save_for_backward(mask.to(x.dtype))),
+        "one byte",
+    ),
+    "mask in a global": (quantiser(keep=_mask_of_the_last_call), "one byte[\\s\\S]*gone"),
+    "mask in a list": (
+        quantiser(
+            backward=lambda ctx, g: g * torch.tensor(ctx.mask, dtype=torch.bool, device=g.device).view(g.shape),
+            keep=lambda ctx, mask, x: setattr(ctx, "mask", [] if mask.is_meta else mask.flatten().tolist()),
+        ),
+        "one byte|nearest level",
+    ),
+    "x as an attribute": (
+        quantiser(
+            backward=lambda ctx, g: g * (ctx.x.abs() <= 1),
+            keep=lambda ctx, mask, x: setattr(ctx, "x", x),
+        ),
+        "one byte",
+    ),
 }
-_GRADIENT = "the gradient is -alpha times the incoming one"
-_OWN = "a backward uses alpha of its own forward"
-PROMISES_REVERSAL = [
-    ("Write `GradientReversal(alpha)`, a Module", "is a Module without parameters", "no Module"),
-    ("returns its input unchanged, bit for bit", "returns its input unchanged", "adds zero"),
-    ("multiplies the gradient that comes back by `-alpha`", _GRADIENT, "no sign"),
-    ("multiplies the gradient that comes back by `-alpha`", _GRADIENT, "alpha in float32"),
-    ("in train and in eval mode", _GRADIENT, "only when training"),
-    ("`alpha` is 1 if it isn't given", _GRADIENT, "other default"),
-    ("0 gives a gradient of zeros", _GRADIENT, "None for zero"),
-    (
-        "Only the path through the module is reversed",
-        "only the path through the module is reversed",
-        "hook on the input",
-    ),
-    ("the incoming gradient stays as it is", "the incoming gradient stays as it is", "in place"),
-    ("`module.alpha` may be changed between two calls (a schedule)", _OWN, "alpha read in backward"),
-    ("a backward must use the value from its own forward", _OWN, "alpha on the class"),
-    ("a backward must use the value from its own forward", _OWN, "alphas in a queue"),
-    (
-        "An input that needs no gradient passes as well.",
-        "returns its input unchanged",
-        "hook where there is no gradient",
-    ),
-    ("The module has no parameters.", "is a Module without parameters", "alpha trainable"),
-    ("`alpha` may be changed between calls.", _OWN, "alpha read in backward"),
-    ("Identity in forward; multiplies the gradient by -alpha in backward.", _GRADIENT, "no alpha"),
-    ("ReverseGradient as a module;", _GRADIENT, "calls forward itself"),
+_LEVEL = "the value is the nearest level"
+_THROUGH = "the gradient is the incoming one where |x| <= 1, and 0 elsewhere"
+_BYTE = "keeps at most one byte for each element"
+PROMISES_QUANTISE = [
+    ("Write `Quantise`, a Function", "is an autograd Function", "a function"),
+    ("for any number of them", _LEVEL, "by the sign"),
+    ("clamps `x` to $[-1, 1]$", _LEVEL, "no clamp"),
+    ("rounds it to the nearest of `levels` evenly spaced values", _LEVEL, "rounds down"),
+    ("the first is −1", _LEVEL, "from 0 to 1"),
+    ("`levels` is an int from 2 to 256", _LEVEL, "one level more"),
+    ("Backward passes the incoming gradient on, exactly", _THROUGH, "scaled by the steps"),
+    ("where $|x|\\le 1$", _THROUGH, "open interval"),
+    ("gives zero elsewhere", _THROUGH, "identity"),
+    ("Shape, device and dtype (float32 or float64) are those of `x`", _LEVEL, "flattens"),
+    ("Shape, device and dtype", _LEVEL, "levels on the CPU"),
+    ("`x` and `grad_output` stay as they are", "x stays as it is", "clamps in place"),
+    ("`x` and `grad_output` stay as they are", "grad_output stays as it is", "in place"),
+    ("For backward it keeps at most one byte for each element of `x`", _BYTE, "keeps x"),
+    ("Round to the nearest of `levels` values from -1 to 1", _LEVEL, "middles of equal bins"),
+    ("straight-through where |x| <= 1", _THROUGH, "one side"),
 ]
-CONTEXT_REVERSAL = ["The Function that does the work is yours too."]
+CONTEXT_QUANTISE = [
+    "Sign has two levels.",
+    "`SignClipped` keeps four in float32.",
+    "The reference needs one",
+    "the cell below measures yours, and an eighth is possible.",
+]
+
 
 # ---------------------------------------------------------------- activation recorder
 
@@ -685,7 +911,21 @@ class SharedStore(PlainRecorder):
         self.handles = self.every
 
 
+class Reseeds(PlainRecorder):
+    def __enter__(self):
+        torch.manual_seed(0)
+        return super().__enter__()
+
+
+class DrawsARandomNumber(PlainRecorder):
+    def __exit__(self, *exception):
+        torch.rand(1)
+        return super().__exit__(*exception)
+
+
 WRONG_RECORDER = {
+    "reseeds": (Reseeds, "computes and learns[\\s\\S]*random numbers"),
+    "draws a random number": (DrawsARandomNumber, "computes and learns[\\s\\S]*random numbers"),
     "enter returns None": (
         recorder(__enter__=lambda self: PlainRecorder.__enter__(self) and None),
         "gives the recorder",
@@ -803,6 +1043,7 @@ PROMISES_RECORDER = [
         "the model computes and learns as without the recorder",
         "clears the gradients",
     ),
+    ("random numbers included", "the model computes and learns as without the recorder", "reseeds"),
     ("your hooks are gone", _HOOKS, "hooks stay"),
     ("also by an exception", _HOOKS, "hooks stay after an exception"),
     ("those of others are still there", _HOOKS, "clears everybody's hooks"),
@@ -824,487 +1065,203 @@ CONTEXT_RECORDER = [
     "Store one output of the submodule `name`.",
 ]
 
-# ---------------------------------------------------------------- dead units
+# ---------------------------------------------------------------- image norms
 
 
-def dead_by_maxima(model, batches):
-    """Maxima instead of masks, hooks in a list, modes by name, inference mode."""
-    modes = {name: m.training for name, m in model.named_modules()}
-    highest, handles = {}, []
+def norms_by_tensor_hooks(model, x, y):
+    """A forward hook that hooks the output's gradient; the gradient matrices themselves."""
+    found, handles = [], []
+
+    def watch(layer, args, output):
+        def arrived(delta):
+            found.append(torch.einsum("no,ni->noi", delta, args[0].detach()).flatten(1))
+            if layer.bias is not None:
+                found.append(delta.detach().clone())
+
+        output.register_hook(arrived)
+
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            handles.append(module.register_forward_hook(watch))
     try:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.ReLU):
-                handles.append(
-                    module.register_forward_hook(
-                        lambda m, a, out, name=name: highest.setdefault(name, []).append(
-                            out.amax(dim=[d for d in range(out.dim()) if d != 1])
-                        )
-                    )
-                )
-        model.eval()
-        with torch.inference_mode():
-            for batch in batches:
-                model(batch)
+        total = F.cross_entropy(model(x), y, reduction="none").sum()
+        torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad])
+        return torch.cat(found, dim=1).norm(dim=1)
     finally:
-        for handle in handles:
-            handle.remove()
-        for name, module in model.named_modules():
-            module.training = modes[name]
-    return {name: (torch.stack(found).amax(0) == 0).clone() for name, found in highest.items()}
+        [handle.remove() for handle in handles]
 
 
-def dead_on_a_copy(model, batches):
-    """Works on a copy of the model, in which each ReLU is replaced by one that counts."""
-
-    class Counting(nn.ReLU):
-        count = None
-
-        def forward(self, x):
-            y = torch.relu(x)
-            now = (y != 0).sum([0, *range(2, y.dim())])
-            self.count = now if self.count is None else self.count + now
-            return y
-
-    work = copy.deepcopy(model).eval()
-    swapped = {}
-    for module in [m for m in work.modules() if not isinstance(m, Counting)]:
-        for name, child in list(module._modules.items()):
-            if type(child) is nn.ReLU:
-                module._modules[name] = swapped.setdefault(child, Counting())
-    with torch.no_grad():
-        for batch in batches:
-            work(batch)
-    return {n: m.count == 0 for n, m in work.named_modules() if isinstance(m, Counting) and m.count is not None}
-
-
-def detector(
-    reduce=lambda out: (out.transpose(0, 1).flatten(1) > 0).any(1),
-    combine=torch.logical_or,
-    chosen=lambda model: {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU)},
-    before=lambda model: model.eval(),
-    no_grad=torch.no_grad,
-    after=lambda model: None,
-    restore=True,
-    cleanup="own",
-    always=True,
-    swallow=False,
-    uncalled=False,
-):
-    """A dead-unit detector with chosen faults."""
-
-    def detect(model, batches):
-        modes = {m: m.training for m in model.modules()}
-        active, handles = {}, []
-
-        def watch(name):
-            def hook(module, args, out):
-                now = reduce(out)
-                active[name] = combine(active[name], now) if name in active else now
-
-            return hook
-
-        def finish():
-            after(model)
-            if cleanup == "everybody's":
-                for m in model.modules():
-                    m._forward_hooks.clear()
-            elif cleanup == "own":
-                for handle in handles:
-                    handle.remove()
-            if restore:
-                for m, mode in modes.items():
-                    m.training = mode
-
-        relus = chosen(model)
-        for name, module in relus.items():
-            handles.append(module.register_forward_hook(watch(name)))
-        before(model)
-        try:
-            with no_grad():
-                for batch in batches:
-                    model(batch)
-        except RuntimeError:
-            if always:
-                finish()
-            if not swallow:
-                raise
-        else:
-            finish()
-        if uncalled:
-            active.update({name: torch.zeros(0, dtype=torch.bool) for name in relus if name not in active})
-        return {name: ~ever for name, ever in active.items()}
-
-    return detect
-
-
-def _any(out, threshold=0.0):
-    return (out.transpose(0, 1).flatten(1) > threshold).any(1)
-
-
-def looks_afterwards(model, batches):
-    """Keeps the outputs and looks at them when a later module may have overwritten them."""
-    outputs = {}
-    look = detector(reduce=lambda out: out, combine=lambda a, b: b)
-    del look
-    handles = [
-        m.register_forward_hook(lambda m, a, out, n=n: outputs.setdefault(n, []).append(out))
-        for n, m in model.named_modules()
-        if isinstance(m, nn.ReLU)
-    ]
-    with torch.no_grad():
-        for batch in batches:
-            model(batch)
-    for handle in handles:
-        handle.remove()
-    return {name: ~torch.stack([_any(out) for out in outs]).any(0) for name, outs in outputs.items()}
-
-
-def _modes_by_train(model, batches):
-    """Each mode put back with train(), which sets the children too."""
-    modes = {m: m.training for m in model.modules()}
-    try:
-        return detector(restore=False)(model, batches)
-    finally:
-        for m, mode in modes.items():
-            m.train(mode)
-
-
-def _all_batches_as_one(model, batches):
-    return detector()(model, [torch.cat(batches)])
-
-
-@contextlib.contextmanager
-def _turns_autograd_off_and_on():
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(True)
-
-
-WRONG_DEAD = {
-    "top level only": (
-        detector(chosen=lambda model: {n: m for n, m in model.body.named_children() if isinstance(m, nn.ReLU)}),
-        "name of every nn.ReLU",
-    ),
-    "with the uncalled one": (detector(uncalled=True), "name of every nn.ReLU"),
-    "every activation": (
-        detector(chosen=lambda model: {n: m for n, m in model.named_modules() if not list(m.children())}),
-        "name of every nn.ReLU",
-    ),
-    "both names of a shared one": (
-        detector(
-            chosen=lambda model: {
-                n: m for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.ReLU)
-            }
-        ),
-        "name of every nn.ReLU",
-    ),
-    "last batch only": (detector(combine=lambda a, b: b), "Hint 1|batches of"),
-    "first batch only": (detector(combine=lambda a, b: a), "batches of"),
-    "dead in one batch": (detector(combine=torch.logical_and), "batches of"),
-    "last call only": (detector(combine=lambda a, b: b), "body.1"),
-    "positions as units": (detector(reduce=lambda out: (out.flatten(1) > 0).any(0)), "convolutions"),
-    "first image only": (detector(reduce=lambda out: _any(out[:1])), "a unit is dead"),
-    "one position": (
-        detector(reduce=lambda out: (out.flatten(2)[..., 0] > 0).any(0) if out.dim() > 2 else _any(out)),
-        "convolutions",
-    ),
-    "names with ReLU": (
-        detector(chosen=lambda model: {n: m for n, m in model.named_modules() if "ReLU" in type(m).__name__}),
-        "name of every nn.ReLU",
-    ),
-    "all batches as one": (_all_batches_as_one, "a unit is dead[\\s\\S]*Sizes of tensors"),
-    "mean of all": (detector(reduce=lambda out: out.transpose(0, 1).flatten(1).mean(1) != 0), "there 1e-38"),
-    "active for less than one in a thousand": (
-        detector(reduce=lambda out: (out.transpose(0, 1).flatten(1) > 0).double().mean(1) > 1e-3),
-        "there 1e-38",
-    ),
-    "mean": (detector(reduce=lambda out: out.transpose(0, 1).flatten(1).mean(1) > 0.01), "a unit is dead"),
-    "all": (detector(reduce=lambda out: (out.transpose(0, 1).flatten(1) > 0).all(1)), "a unit is dead"),
-    "nearly zero": (detector(reduce=lambda out: _any(out, 1e-12)), "there 1e-38"),
-    "squeezes": (detector(reduce=lambda out: _any(out).squeeze()), "a unit is dead"),
-    "numbers": (
-        lambda model, batches: {n: d.int() for n, d in dead_by_maxima(model, batches).items()},
-        "dtype torch.bool",
-    ),
-    "alive for dead": (
-        lambda model, batches: {n: ~d for n, d in dead_by_maxima(model, batches).items()},
-        "a unit is dead",
-    ),
-    "2-d only": (
-        detector(reduce=lambda out: (out > 0).any(0) if out.dim() == 2 else (out > 0).any(3).any(2).any(0)),
-        "a unit is dead",
-    ),
-    "looks afterwards": (looks_afterwards, "a unit is dead"),
-    "turns autograd on": (detector(no_grad=_turns_autograd_off_and_on), "was off"),
-    "train mode": (detector(before=lambda model: None), "runs in eval mode"),
-    "batch norm in eval only": (
-        detector(before=lambda model: [m.eval() for m in model.modules() if isinstance(m, nn.BatchNorm2d)]),
-        "runs in eval mode",
-    ),
-    "records a graph": (detector(no_grad=contextlib.nullcontext), "records no graph"),
-    "train in the end": (detector(restore=False, after=lambda model: model.train()), "mode it was in"),
-    "eval in the end": (detector(restore=False), "mode it was in"),
-    "modes by train()": (_modes_by_train, "mode it was in"),
-    "clears gradients": (detector(after=lambda model: model.zero_grad()), "gradients are untouched"),
-    "freezes the parameters": (
-        detector(before=lambda model: model.eval().requires_grad_(False)),
-        "gradients are untouched[\\s\\S]*requires_grad",
-    ),
-    "hooks stay": (detector(cleanup=None), "hooks are those from before"),
-    "clears everybody's hooks": (detector(cleanup="everybody's"), "hooks are those from before"),
-    "swallows the exception": (detector(swallow=True), "an exception goes on"),
-    "no finally": (detector(always=False), "restored after an exception"),
-}
-_UNITS = "a unit is dead if all its outputs are zero"
-_UNTOUCHED = "parameters, buffers and gradients are untouched"
-_AFTER = "everything is restored after an exception too"
-PROMISES_DEAD = [
-    ("its output is zero for every input of a data set", _UNITS, "first image only"),
-    ("The units are dimension 1 of the output", _UNITS, "positions as units"),
-    ("exactly zero", _UNITS, "nearly zero"),
-    ("at every position of every image", _UNITS, "active for less than one in a thousand"),
-    ("at every position of every image", _UNITS, "one position"),
-    ("`(N, units, ...)`", _UNITS, "2-d only"),
-    (
-        "for every `nn.ReLU` that the model calls",
-        "has the name of every nn.ReLU that was called, and no other",
-        "with the uncalled one",
-    ),
-    ("nested ones too", "has the name of every nn.ReLU that was called, and no other", "top level only"),
-    ("a boolean tensor", _UNITS, "numbers"),
-    ("of shape `(units,)`", _UNITS, "squeezes"),
-    (
-        "for every `nn.ReLU` that the model calls",
-        "has the name of every nn.ReLU that was called, and no other",
-        "names with ReLU",
-    ),
-    (
-        "by its name in `model.named_modules()`",
-        "has the name of every nn.ReLU that was called, and no other",
-        "both names of a shared one",
-    ),
-    ("results of all batches, whatever their sizes, are combined", _UNITS, "last batch only"),
-    ("whatever their sizes", _UNITS, "all batches as one"),
-    ("those of all calls", _UNITS, "last call only"),
-    ("The pass runs in eval mode", "runs in eval mode", "batch norm in eval only"),
-    ("records no graph", "records no graph", "records a graph"),
-    ("also after an exception", _AFTER, "no finally"),
-    ("each submodule is in the mode it was in", "each submodule is in the mode it was in", "train in the end"),
-    ("each submodule is in the mode it was in", "each submodule is in the mode it was in", "modes by train()"),
-    ("parameters, buffers and gradients are untouched", _UNTOUCHED, "clears gradients"),
-    ("the hooks are those from before", "the hooks are those from before", "clears everybody's hooks"),
-    ("autograd is on or off as it was", "autograd is on or off as it was", "turns autograd on"),
-    ("An exception goes on.", "an exception goes on", "swallows the exception"),
-    (
-        "Name of each nn.ReLU → bool tensor (units,): True where the unit was zero for all inputs.",
-        _UNITS,
-        "alive for dead",
-    ),
-]
-CONTEXT_DEAD = ["One batch isn't enough to call a unit dead:"]
-
-# ---------------------------------------------------------------- clipping
-
-
-def clip_out_of_place(model, limit):
-    """torch.clip, and a new gradient."""
-    handles = []
-    for p in model.parameters():
-        if p.requires_grad:
-            handles.append(
-                p.register_post_accumulate_grad_hook(lambda q: setattr(q, "grad", torch.clip(q.grad, -limit, limit)))
-            )
-    return lambda: [h.remove() for h in handles]
-
-
-class ClipByComparison:
-    """An object as the function that undoes, masks instead of clamp, one set of parameters seen."""
-
-    def __init__(self, model, limit):
-        self.limit, self.handles, seen = limit, {}, set()
+def norms_with_backward(model, x, y):
+    """loss.backward(), and the old gradients put back; inputs kept by a pre-hook, deltas by a full hook."""
+    seen, deltas, old = {}, {}, {p: p.grad for p in model.parameters()}
+    with contextlib.ExitStack() as stack:
         for module in model.modules():
-            for p in module._parameters.values():
-                if p is not None and p.requires_grad and id(p) not in seen:
-                    seen.add(id(p))
-                    self.handles[p] = p.register_post_accumulate_grad_hook(self.clip)
-
-    def clip(self, p):
-        with torch.no_grad():
-            p.grad[p.grad > self.limit] = self.limit
-            p.grad[p.grad < -self.limit] = -self.limit
-
-    def __call__(self):
-        while self.handles:
-            self.handles.popitem()[1].remove()
-
-
-def clip_one_by_one(model, limit):
-    """PyTorch's own function on the parameter that arrives."""
-    handles = [
-        p.register_post_accumulate_grad_hook(lambda p: clip_grad_value_([p], limit))
-        for p in model.parameters()
-        if p.requires_grad
-    ]
-
-    def undo():
-        for handle in handles:
-            handle.remove()
-
-    return undo
+            if isinstance(module, nn.Linear):
+                stack.callback(module.register_forward_pre_hook(lambda m, args: seen.update({m: args[0]})).remove)
+                hook = module.register_full_backward_hook(lambda m, gi, go: deltas.update({m: go[0]}))
+                stack.callback(hook.remove)
+        x = x if x.requires_grad else x.clone().requires_grad_()
+        for p in old:
+            p.grad = None
+        try:
+            (F.cross_entropy(model(x), y) * len(x)).backward()
+        finally:
+            for p, grad in old.items():
+                p.grad = grad
+    with torch.no_grad():
+        squares = [deltas[m].pow(2).sum(1) * (seen[m].pow(2).sum(1) + (m.bias is not None)) for m in seen]
+        return sum(squares) ** 0.5
 
 
-def clip_at_the_node(model, limit):
-    """Hooks on the AccumulateGrad nodes, which live as long as the returned function."""
-    nodes, handles = [], []
-    for p in model.parameters():
-        if p.requires_grad:
+def norms(
+    reduction="sum",
+    bias=True,
+    power=0.5,
+    combine=lambda delta, x: delta.square().sum(1) * x.square().sum(1),
+    backward=None,
+    cleanup="finally",
+    swallow=False,
+    graph=False,
+    calls=1,
+    layers=lambda model: [m for m in model.modules() if isinstance(m, nn.Linear)],
+):
+    """image_norms with chosen faults."""
 
-            def clamp(grad_inputs, grad_outputs, p=p):
-                p.grad.clamp_(-limit, limit)
+    def find(model, x, y):
+        inputs, squares, handles = {}, [], []
 
-            nodes.append(p.view_as(p).grad_fn.next_functions[0][0])
-            handles.append(nodes[-1].register_hook(clamp))
+        def backward_hook(layer, grad_output):
+            squares.append(combine(grad_output[0], inputs[layer]))
+            if layer.bias is not None and bias:
+                squares.append(grad_output[0].square().sum(1))
 
-    def undo():
-        for handle in handles:
-            handle.remove()
-        nodes.clear()
-
-    return undo
-
-
-def clip(post=lambda p, limit: p.grad.clamp_(-limit, limit), tensor=None, undo="own", chosen=nn.Module.parameters):
-    """Clipping with chosen faults."""
-
-    def start(model, limit):
-        handles = []
-
-        def arrived(p):
-            post(p, limit)
-
-        for p in chosen(model):
-            if p.requires_grad and tensor is None:
-                handles.append(p.register_post_accumulate_grad_hook(arrived))
-            elif p.requires_grad:
-                handles.append(p.register_hook(lambda g, p=p: tensor(p, g, limit)))
+        for layer in layers(model):
+            handles.append(layer.register_forward_hook(lambda m, args, out: inputs.update({m: args[0].detach()})))
+            handles.append(layer.register_full_backward_pre_hook(backward_hook))
 
         def remove():
-            if undo == "everybody's":
-                for p in model.parameters():
-                    for hooks in (p._post_accumulate_grad_hooks, p._backward_hooks):
-                        if hooks:
-                            hooks.clear()
-            for handle in handles[:1] if undo == "first" else handles:
+            for handle in handles if cleanup != "first" else handles[:1]:
                 handle.remove()
+            if cleanup == "everybody's":
+                for module in model.modules():
+                    module._forward_hooks.clear()
+                    module._backward_hooks.clear()
 
-        return None if undo is None else remove
+        try:
+            for _ in range(calls):
+                scores = model(x)
+            loss = F.cross_entropy(scores, y, reduction=reduction)
+            (backward or (lambda model, loss: torch.autograd.grad(loss, list(model.parameters()))))(model, loss)
+        except Exception:
+            if cleanup != "no finally":
+                remove()
+            if not swallow:
+                raise
+            return torch.zeros(len(x))
+        if cleanup is not None:
+            remove()
+        total = sum(squares) ** power
+        return total + 0 * next(model.parameters()).sum() if graph else total
 
-    return start
-
-
-def clips_once_now(model, limit):
-    for p in model.parameters():
-        if p.grad is not None:
-            p.grad.clamp_(-limit, limit)
-    return lambda: None
-
-
-def clips_everything_there_is(model, limit):
-    """In each hook all gradients of the model."""
-    handles = [
-        p.register_post_accumulate_grad_hook(lambda _: clip_grad_value_(model.parameters(), limit))
-        for p in model.parameters()
-        if p.requires_grad
-    ]
-    return lambda: [handle.remove() for handle in handles]
-
-
-_HANDLES = []
+    return find
 
 
-def _one_list_of_handles(model, limit):
-    """Undoing for one model undoes it for all."""
-
-    def arrived(p):
-        p.grad.clamp_(-limit, limit)
-
-    _HANDLES.extend(p.register_post_accumulate_grad_hook(arrived) for p in model.parameters() if p.requires_grad)
-    return lambda: [handle.remove() for handle in _HANDLES]
+def one_by_one(model, x, y):
+    found = []
+    for a, b in zip(x.split(1), y.split(1), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(model(a), b), list(model.parameters()))
+        found.append(sum(g.square().sum() for g in grads).sqrt())
+    return torch.stack(found)
 
 
-_LIMIT = {}
+def one_forward_many_backwards(model, x, y):
+    found = []
+    for loss in F.cross_entropy(model(x), y, reduction="none"):
+        grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        found.append(sum(g.square().sum() for g in grads).sqrt())
+    return torch.stack(found)
 
 
-def _limit_of_the_last_call(model, limit):
-    _LIMIT["limit"] = limit
-    return clip(lambda p, _: p.grad.clamp_(-_LIMIT["limit"], _LIMIT["limit"]))(model, limit)
+def _zero_then_backward(model, loss):
+    loss.backward()
+    model.zero_grad()
 
 
-def _weights_too(p, limit):
-    p.grad.clamp_(-limit, limit)
-    p.data.clamp_(-limit, limit)
+def _raises_its_own(model, x, y):
+    try:
+        return norms()(model, x, y)
+    except Exception as error:
+        raise RuntimeError("model or loss failed") from error
 
 
-def _new_part_by_difference(p, g, limit):
-    """Equal in exact arithmetic."""
-    if p.grad is None:
-        return g.clamp(-limit, limit)
-    return (p.grad + g).clamp(-limit, limit) - p.grad
+def _loses_gradients(model, x, y):
+    old = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    found = norms()(model, x, y)
+    for p, grad in zip(model.parameters(), old, strict=True):
+        p.grad = grad
+    return found
 
 
-WRONG_CLIP = {
-    "once, now": (clips_once_now, "left alone|bit for bit"),
-    "a new tensor": (clip(lambda p, limit: p.grad.clamp(-limit, limit)), "bit for bit"),
-    "tensor hook": (clip(tensor=lambda p, g, limit: g.clamp(-limit, limit)), "bit for bit"),
-    "tensor hook, by difference": (clip(tensor=_new_part_by_difference), "bit for bit"),
-    "one side": (clip(lambda p, limit: p.grad.clamp_(max=limit)), "bit for bit"),
-    "zero and up": (clip(lambda p, limit: p.grad.clamp_(0, limit)), "bit for bit"),
-    "by norm": (clip(lambda p, limit: p.grad.mul_((limit / p.grad.norm()).clamp(max=1))), "bit for bit"),
-    "NaN to zero": (clip(lambda p, limit: p.grad.nan_to_num_(0.0).clamp_(-limit, limit)), "bit for bit"),
-    "finite gradients only": (
-        clip(lambda p, limit: p.grad.clamp_(-limit, limit) if p.grad.isfinite().all() else None),
-        "bit for bit[\\s\\S]*infinite",
+WRONG_NORMS = {
+    "of the mean loss": (norms(reduction="mean"), "own gradient"),
+    "without biases": (norms(bias=False), "own gradient"),
+    "without the root": (norms(power=1), "own gradient"),
+    "no inputs": (norms(combine=lambda delta, x: delta.square().sum(1)), "own gradient"),
+    "norms added": (norms(power=1, combine=lambda delta, x: delta.norm(dim=1) * x.norm(dim=1)), "own gradient"),
+    "inputs of all images": (norms(combine=lambda delta, x: delta.square().sum(1) * x.square().sum()), "own gradient"),
+    "last layer only": (
+        norms(layers=lambda model: [m for m in model.modules() if isinstance(m, nn.Linear)][-1:]),
+        "own gradient",
     ),
-    "limit in float32": (
-        clip(lambda p, limit: p.grad.clamp_(-torch.tensor(limit), torch.tensor(limit))),
-        "bit for bit[\\s\\S]*float64",
+    "top level only": (
+        norms(
+            layers=lambda m: [m] if isinstance(m, nn.Linear) else [c for c in m.children() if isinstance(c, nn.Linear)]
+        ),
+        "own gradient",
     ),
-    "weights only": (clip(lambda p, limit: not p.grad.is_cuda and p.requires_grad), "bit for bit"),
-    "skips what has one element": (
-        clip(chosen=lambda model: [p for p in model.parameters() if p.dim()]),
-        "bit for bit",
+    "layers with a bias only": (
+        norms(layers=lambda model: [m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]),
+        "own gradient",
     ),
-    "skips the tied one": (
-        clip(chosen=lambda model: [p for n, p in model.named_parameters() if n != "first.weight"]),
-        "bit for bit",
-    ),
-    "limit of the last call": (_limit_of_the_last_call, "bit for bit|undoing"),
-    "weights too": (clip(_weights_too), "weights, frozen"),
-    "everything there is": (clips_everything_there_is, "weights, frozen[\\s\\S]*grad"),
-    "undoes the first": (clip(undo="first"), "undoing"),
-    "one list of handles for all models": (_one_list_of_handles, "another model has lost"),
-    "undoes everybody's": (clip(undo="everybody's"), "undoing"),
-    "nothing returned": (clip(undo=None), "returns a function"),
+    "one number": (lambda model, x, y: one_by_one(model, x, y).norm(), "own gradient"),
+    "with a graph": (norms(graph=True), "is detached"),
+    "one by one": (one_by_one, "calls the model once"),
+    "the model twice": (norms(calls=2), "calls the model once"),
+    "many backwards": (one_forward_many_backwards, "runs one backward"),
+    "backward": (norms(backward=lambda model, loss: loss.backward()), "grad is what it was"),
+    "backward and zero_grad": (norms(backward=_zero_then_backward), "grad is what it was"),
+    "hooks stay": (norms(cleanup=None), "hooks are gone"),
+    "removes the first": (norms(cleanup="first"), "hooks are gone|own gradient"),
+    "no finally": (norms(cleanup="no finally"), "after an exception"),
+    "everybody's hooks": (norms(cleanup="everybody's"), "hooks are gone"),
+    "swallows the exception": (norms(swallow=True), "an exception goes on"),
+    "another exception": (_raises_its_own, "an exception goes on"),
+    "loses gradients on an error": (_loses_gradients, "grad is what it was[\\s\\S]*exception"),
 }
-_CLIPPED = "gradients equal clip_grad_value_'s bit for bit"
-_ALONE = "weights, frozen and unreached gradients are left alone"
-_UNDOING = "undoing removes your hooks and no others"
-PROMISES_CLIP = [
-    ("from then on, every gradient", _CLIPPED, "a new tensor"),
-    ("exactly what", _CLIPPED, "by norm"),
-    ("every gradient that `loss.backward()` adds to", _CLIPPED, "finite gradients only"),
-    ("bit for bit", _CLIPPED, "tensor hook, by difference"),
-    ("also where `.grad` wasn't empty before", _CLIPPED, "tensor hook"),
-    ("A tied parameter (used in two places) is clipped once", _CLIPPED, "skips the tied one"),
-    ("Weights,", _ALONE, "weights too"),
-    ("frozen parameters and gradients that this backward doesn't reach are left alone", _ALONE, "everything there is"),
-    ("The returned function removes your hooks", _UNDOING, "undoes the first"),
-    ("and no others", _UNDOING, "undoes everybody's"),
-    ("Clip every gradient to [-limit, limit] when it has been accumulated", _CLIPPED, "one side"),
-    ("A function that stops it.", "returns a function", "nothing returned"),
+_OWN_NORM = "the norm of each image's own gradient"
+_GONE = "your hooks are gone and those of others are there"
+PROMISES_NORMS = [
+    ("Image $i$ adds", _OWN_NORM, "inputs of all images"),
+    ("$\\delta_i$ to that of its bias", _OWN_NORM, "without biases"),
+    ("sum to $\\lVert\\delta_i\\rVert^2\\lVert x_i\\rVert^2$", _OWN_NORM, "no inputs"),
+    ("some perhaps without a bias", _OWN_NORM, "layers with a bias only"),
+    ("It returns a tensor `(N,)`", _OWN_NORM, "one number"),
+    ("detached", "is detached", "with a graph"),
+    ("for each image the norm of the gradient of its own `F.cross_entropy`", _OWN_NORM, "of the mean loss"),
+    ("with respect to all parameters together", _OWN_NORM, "last layer only"),
+    ("It calls the model once", "calls the model once", "one by one"),
+    ("runs one backward", "runs one backward", "many backwards"),
+    ("also after an exception, your hooks are gone", _GONE, "no finally"),
+    ("those of others are still there", _GONE, "everybody's hooks"),
+    ("each parameter's `.grad` is what it was", "each parameter's .grad is what it was", "backward and zero_grad"),
+    ("An exception goes on", "an exception goes on", "swallows the exception"),
+    ("For each image of a batch the norm (N,) of its own loss's gradient.", _OWN_NORM, "without the root"),
 ]
+CONTEXT_NORMS = [
+    "How long is the gradient that each image of a batch sends?",
+]
+
 
 # ---------------------------------------------------------------- optimizer in backward
 
@@ -1513,12 +1470,13 @@ WRONG_STEP = {
 }
 _SOON = "each parameter is updated and its gradient dropped before the next one comes"
 _EQUAL = "parameters equal the usual loop's bit for bit"
+_UNDOING = "undoing removes your hooks and no others"
 PROMISES_STEP = [
     ("`make_optimizer(params)` builds an optimizer", _EQUAL, "plain SGD"),
     ("`loss.backward()` alone trains the model", _SOON, "weights without biases"),
     ("its gradient dropped (`p.grad is None`)", _SOON, "gradients of zeros"),
     ("as soon as the gradient is accumulated, before the next one is", _SOON, "all at the end"),
-    ("The result must equal the usual loop exactly", _EQUAL, "a new optimizer each time"),
+    ("The result equals the usual loop's exactly", _EQUAL, "a new optimizer each time"),
     ("Frozen parameters stay", "frozen parameters stay", "frozen ones stepped"),
     ("tied ones are stepped once", _EQUAL, "tied stepped twice"),
     ("one that a backward doesn't reach isn't stepped", _EQUAL, "zeros where none arrived"),
@@ -1528,7 +1486,7 @@ PROMISES_STEP = [
         "an old gradient stepped",
     ),
     ("builds an optimizer for a list of parameters", _EQUAL, "a generator for the list"),
-    ("The result must equal the usual loop exactly", _EQUAL, "no step for zeros"),
+    ("The result equals the usual loop's exactly", _EQUAL, "no step for zeros"),
     ("Return a function that undoes it", "returns a function", "nothing returned"),
     ("your hooks are gone", _UNDOING, "undoes the first"),
     ("those of others are still there", _UNDOING, "undoes everybody's"),
@@ -1545,43 +1503,43 @@ CONTEXT_STEP = [
 
 ANSWERS, STUBS = answers("15-01"), answers("15-01", edit=student_source)
 CHECKS = {
+    "nodes_that_run": check.nodes_that_run,
     "Swish": check.swish,
-    "GradientReversal": check.gradient_reversal,
+    "Quantise": check.quantise,
     "ActivationRecorder": check.activation_recorder,
-    "dead_units": check.dead_units,
-    "clip_at_accumulation": check.clip_at_accumulation,
+    "image_norms": check.image_norms,
     "step_in_backward": check.step_in_backward,
 }
 RIGHT = {
+    "nodes_that_run": [runs_from_above, runs_to_a_fixpoint],
     "Swish": [SwishByExp, SwishByTanh, SwishByAutograd],
-    "GradientReversal": [HookReversal, ViewReversal],
+    "Quantise": [QuantiseByComparison, QuantisePacked],
     "ActivationRecorder": [PlainRecorder, GlobalRecorder, StackRecorder],
-    "dead_units": [dead_by_maxima, dead_on_a_copy, detector()],
-    "clip_at_accumulation": [clip_out_of_place, ClipByComparison, clip_one_by_one, clip_at_the_node],
+    "image_norms": [norms_by_tensor_hooks, norms_with_backward, norms()],
     "step_in_backward": [step_by_id, one_optimizer_for_all, step_lazily],
 }
 WRONG = {
+    "nodes_that_run": WRONG_RUNS,
     "Swish": WRONG_SWISH,
-    "GradientReversal": WRONG_REVERSAL,
+    "Quantise": WRONG_QUANTISE,
     "ActivationRecorder": WRONG_RECORDER,
-    "dead_units": WRONG_DEAD,
-    "clip_at_accumulation": WRONG_CLIP,
+    "image_norms": WRONG_NORMS,
     "step_in_backward": WRONG_STEP,
 }
 PROMISES = {
+    "nodes_that_run": PROMISES_RUNS,
     "Swish": PROMISES_SWISH,
-    "GradientReversal": PROMISES_REVERSAL,
+    "Quantise": PROMISES_QUANTISE,
     "ActivationRecorder": PROMISES_RECORDER,
-    "dead_units": PROMISES_DEAD,
-    "clip_at_accumulation": PROMISES_CLIP,
+    "image_norms": PROMISES_NORMS,
     "step_in_backward": PROMISES_STEP,
 }
 CONTEXT = {
+    "nodes_that_run": CONTEXT_RUNS,
     "Swish": CONTEXT_SWISH,
-    "GradientReversal": CONTEXT_REVERSAL,
+    "Quantise": CONTEXT_QUANTISE,
     "ActivationRecorder": CONTEXT_RECORDER,
-    "dead_units": CONTEXT_DEAD,
-    "clip_at_accumulation": ["Write `clip_at_accumulation(model, limit)`:", "Returns:"],
+    "image_norms": CONTEXT_NORMS,
     "step_in_backward": CONTEXT_STEP,
 }
 
@@ -1592,8 +1550,13 @@ class TestChecks(CheckProtocol):
     RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
 
     def hold_stand_in(self, name, stand_in):
+        x = torch.randn(4)
         if name == "Swish":
-            x = torch.randn(4)
             assert torch.equal(stand_in.apply(x), F.silu(x))
-        elif name in ("GradientReversal", "step_in_backward"):
+        elif name == "Quantise":
+            torch.testing.assert_close(stand_in.apply(x, 5), ANSWERS["Quantise"].apply(x, 5))
+        elif name == "image_norms":
+            net, x, y = nn.Linear(4, 3), torch.randn(5, 4), torch.randint(3, (5,))
+            torch.testing.assert_close(stand_in(net, x, y), ANSWERS["image_norms"](net, x, y))
+        elif name in ("ActivationRecorder", "step_in_backward"):
             assert CHECKS[name].run(stand_in).status == "passed"

@@ -247,6 +247,13 @@ p = dict(net.named_parameters())
 per_sample = vmap(grad(lambda p, a: loss(p, a[None])), (None, 0))(p, x)
 result = [*grad(loss)(p, x).values(), *per_sample.values(), jacrev(torch.sin)(x[0]), *jvp(torch.sin, (x,), (x,)),
           grad(lambda a: a.to(device).sin().sum())(x[0].cpu()), vmap(lambda a: a.cpu() * 2)(x)]""",
+    "a Function with numbers under torch.func": """
+class Cube(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(lambda x: x**3)
+    setup_context = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    backward = staticmethod(lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2)
+result = torch.func.vmap(torch.func.grad(Cube.apply))(x[0])""",
     "gradcheck on the CPU": """
 torch.autograd.gradcheck(Double.apply, w.detach().cpu().double().requires_grad_())
 result = x""",

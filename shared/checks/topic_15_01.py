@@ -1,19 +1,24 @@
 """Checks of the exercises in 15-01, Custom Autograd Functions & Hooks."""
 
 import copy
+import gc
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, gradcheck, gradgradcheck
+from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as every_module
-from torch.nn.utils import clip_grad_value_
 from torch.overrides import TorchFunctionMode
 
 from shared.checks.feedback import Trial, exercise
@@ -50,6 +55,124 @@ def _same_hooks(trial: Trial, item: str, model: nn.Module, before: list[tuple[in
 # ---------------------------------------------------------------- 15-01.1
 
 
+def _reachable(loss: Tensor) -> list[Node]:
+    found, stack = {loss.grad_fn}, [loss.grad_fn]
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                stack.append(node)
+    return list(found)
+
+
+def _watched(loss: Tensor, function: Callable[[], Any]) -> tuple[set[Node], Any]:
+    """The nodes that ran while the function did, and what it returned."""
+    ran: set[Node] = set()
+    handles = [node.register_prehook(lambda _, node=node: ran.add(node)) for node in _reachable(loss)]
+    try:
+        return ran, function()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Halves(Function):
+    """Two outputs, of a tensor and a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> tuple[Tensor, Tensor]:
+        ctx.by = by
+        return x * by, x * (1 - by)
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor, two: Tensor) -> tuple[Tensor, None]:
+        return one * ctx.by + two * (1 - ctx.by), None
+
+
+def _random_graph() -> tuple[Tensor, list[Tensor]]:
+    """A loss and up to three inputs that are a part of it: leaves, results, one of two outputs, the loss itself."""
+    leaves = [torch.randn(2, requires_grad=random.random() < 0.8) for _ in range(random.randint(2, 4))]
+    leaves[0].requires_grad_()
+    made = list(leaves)
+    for _ in range(random.randint(1, 9)):
+        a, b, c = (random.choice(made) for _ in range(3))
+        made += random.choice(
+            (lambda a=a, b=b: [a + b], lambda a=a, b=b: [a * b],
+             lambda a=a, b=b, c=c: [torch.cat([a[:1], c[:1], b[:1]])[:2]], lambda a=a: [torch.tanh(a)],
+             lambda a=a, b=b: torch.stack([a, b]).unbind(), lambda a=a: _Halves.apply(a, 0.3))
+        )()  # fmt: skip
+    loss = leaves[0].sum() + sum(t.sum() for t in random.sample(made, min(len(made), 3)))
+    nodes = set(_reachable(loss))
+    parts = [t for t in (*made, loss) if t.requires_grad and torch.autograd.graph.get_gradient_edge(t).node in nodes]
+    grads = torch.autograd.grad(loss, parts, retain_graph=True, allow_unused=True)  # of two outputs one may be no part
+    parts = [part for part, grad in zip(parts, grads, strict=True) if grad is not None]
+    return loss, random.choices(parts, k=random.randint(1, 3))
+
+
+@exercise("15-01.1", "Which nodes run", points=15)
+def nodes_that_run(trial: Trial, answer: Any) -> None:
+    """`answer(loss, inputs)` returns the set of nodes that torch.autograd.grad(loss, inputs) runs."""
+    x = torch.randn(2, requires_grad=True)
+    got = answer(torch.tanh(x).sum(), [x])
+    trial.needs(
+        "returns a set",
+        isinstance(got, set | frozenset),
+        expected="a set of nodes",
+        got=type(got).__name__,
+        hint="see what the signature returns",
+    )
+    with trial.group("the nodes are those that torch.autograd.grad runs", hint="which nodes lead to which?", see=1):
+        for _ in range(60):
+            loss, inputs = _random_graph()
+            want, _ = _watched(
+                loss, lambda loss=loss, inputs=inputs: torch.autograd.grad(loss, inputs, retain_graph=True)
+            )
+            got, names = (
+                set(answer(loss, list(inputs))),
+                [torch.autograd.graph.get_gradient_edge(t).node.name() for t in inputs],
+            )
+            strange = {type(node).__name__ for node in got if not isinstance(node, Node)}
+            trial.that("elements", not strange, expected="nodes and nothing else", got=", ".join(strange))
+            missing, more = ([node.name() for node in nodes] for nodes in (want - got, got - want))
+            trial.that(
+                f"a graph of {len(_reachable(loss))} nodes, inputs of {', '.join(names)}",
+                not missing + more,
+                expected=f"{len(want)} nodes",
+                got=f"{len(got)}; not found: {', '.join(missing) or 'none'}; too many: {', '.join(more) or 'none'}",
+            )
+    loss = torch.tanh(x).exp().sum()
+    ran, _ = _watched(loss, lambda: answer(loss, [x]))
+    trial.that(
+        "no node is run",
+        not ran,
+        expected="a walk over next_functions",
+        got=f"{len(ran)} nodes ran",
+        hint="does something of yours compute a gradient?",
+        see=1,
+    )
+    with trial.group("long chains and many paths take less than a second", hint="how often is a node visited?", see=2):
+        for kind, sizes in (("doublings", (8, 12, 16, 19, 60)), ("nodes in a chain", (300, 3000))):
+            x = torch.randn((), requires_grad=True)
+            for size in sizes:  # a slow one fails before it would take for ever
+                y = x
+                for _ in range(size):
+                    y = y + y if kind == "doublings" else y.neg()
+                seconds, got = float("inf"), None
+                for _ in range(3):
+                    start = perf_counter()
+                    got = answer(y, [x])
+                    seconds = min(seconds, perf_counter() - start)
+                    if seconds < 0.02:
+                        break
+                limit = 0.15 if size < 60 else 1.0
+                case = f"{size} {kind}"
+                trial.that(case, seconds < limit, expected=f"less than {limit} s", got=f"{seconds:.2f} s")
+                trial.equal(f"nodes that run, {case}", len(got), size)
+
+
+# ---------------------------------------------------------------- 15-01.2
+
+
 class _Memory(TorchFunctionMode):
     """Notes the memory that operations make, without keeping it."""
 
@@ -66,21 +189,32 @@ class _Memory(TorchFunctionMode):
         return result
 
 
-def _kept_besides_the_input(apply: Callable[[Tensor], Tensor]) -> int:
-    """Bytes that a call made and that outlive its output, wherever they are kept, while its node lives."""
-    x = torch.randn(64, requires_grad=True)
+def _kept(apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> tuple[int, int, int]:
+    """Bytes of the input of 64 elements and of all else that outlive the output of a call, wherever they are kept,
+    while its node lives; and what is left of both when the node is gone."""
+    leaf = torch.randn(64, dtype=dtype, requires_grad=True)
     with _Memory() as memory:
+        x = leaf * 1
         y = apply(x)
     node = y.grad_fn  # keeps what is saved for backward
-    del y
     own = StorageWeakRef(x.untyped_storage())
-    kept = {made.cdata: size for made, size in memory.made if made != own and not made.expired()}
+    given = leaf.untyped_storage().data_ptr()
+    plain = [
+        value for value in vars(node).values() if isinstance(value, list | tuple | dict | set | bytes | np.ndarray)
+    ]
+    python = sum(sys.getsizeof(value) for value in plain if np.size(value) > 16)  # a shape is fine
+    del x, y, plain
+    gc.collect()
+    sizes = {made.cdata: size for made, size in memory.made if not made.expired() and made.cdata != given}
+    input_, all_ = sizes.get(own.cdata, 0), sum(sizes.values())
     del node
-    return sum(kept.values())
+    gc.collect()
+    left = {made.cdata: size for made, size in memory.made if not made.expired() and made.cdata != given}
+    return input_, all_ - input_ + python, sum(left.values())
 
 
 @exercise(
-    "15-01.1",
+    "15-01.2",
     "Swish as a Function",
     points=10,
     stand_in=lambda: SimpleNamespace(apply=F.silu),
@@ -99,10 +233,10 @@ def swish(trial: Trial, answer: Any) -> None:
 
     def near(case: str, got: Any, want: Tensor) -> None:
         """As `close`, with room for a few roundings to bfloat16, and for those to float64 only."""
-        room = {torch.bfloat16: {"rtol": 0.05, "atol": 0.05}, torch.float64: {"rtol": 1e-9, "atol": 1e-11}}
+        room = {torch.bfloat16: {"rtol": 0.05, "atol": 0.05}, torch.float64: {"rtol": 1e-12, "atol": 1e-14}}
         trial.close(case, got, want, see=3 if case in (far, fine) else None, **room.get(want.dtype, {}))
 
-    far, fine = "|x| from 10 to 10⁴", "x from -40 to 40, torch.float64"
+    far, fine = "|x| from 10 to 10⁴", "x from -45 to 45, torch.float64"
     large = 10.0 ** torch.arange(1, 5)
     large = torch.cat([-large, torch.zeros(1), large])
     x = large.clone().requires_grad_()
@@ -113,10 +247,12 @@ def swish(trial: Trial, answer: Any) -> None:
         for case, x in cases:
             want = F.silu(x)
             near(case, apply(x.detach().requires_grad_()), want)
+        x = torch.cat([torch.linspace(-45, 45, 31), 20 + torch.rand(9), -20 - torch.rand(9)]).double()
+        trial.close(fine, apply(x), x / (1 + torch.exp(-x)), rtol=1e-13, atol=1e-13, see=3)
     with trial.group(
         "the gradient is grad_output · f'(x)", hint="read the contract of backward in section 2 again", see=1
     ):
-        for case, x in (*cases, (fine, torch.linspace(-40, 40, 21, dtype=torch.float64))):
+        for case, x in (*cases, (fine, torch.linspace(-45, 45, 61, dtype=torch.float64))):
             x = x.detach().requires_grad_()
             first, _, reference = apply(x), apply(2 * x), F.silu(x)  # a backward belongs to its own forward
             sent = torch.randn_like(x)
@@ -148,13 +284,30 @@ def swish(trial: Trial, answer: Any) -> None:
         for x in points:
             gradgradcheck(apply, x)
 
-    kept = _kept_besides_the_input(apply)
+    x = torch.randn(5)
+    with trial.group(
+        "torch.func can differentiate it and map it over a batch", hint="which arguments has forward in that style?"
+    ):
+        table = torch.randn(2, 3)
+        trial.close("vmap over dimension 1", torch.func.vmap(apply, in_dims=1, out_dims=1)(table), F.silu(table))
+        trial.close("vmap of vmap", torch.func.vmap(torch.func.vmap(apply), in_dims=1)(table), F.silu(table).t())
+        trial.close(
+            "vmap(grad)", torch.func.vmap(torch.func.grad(apply))(x), torch.func.vmap(torch.func.grad(F.silu))(x)
+        )
+    _, kept, left = _kept(apply)
     trial.that(
         "keeps its input and no other memory",
         kept == 0,
         expected="no more than x itself",
         got=f"{kept} bytes besides the {64 * 4} of x",
         hint="what of forward is still referred to when backward has not run?",
+    )
+    trial.that(
+        "what it keeps goes away with its node",
+        left == 0,
+        expected="nothing is left when the output and its node are gone",
+        got=f"{left} bytes, x's among them",
+        hint="who but the node refers to x?",
     )
     x = torch.randn(3, requires_grad=True)
     y = apply(x)
@@ -174,98 +327,98 @@ def swish(trial: Trial, answer: Any) -> None:
     )
 
 
-# ---------------------------------------------------------------- 15-01.2
+# ---------------------------------------------------------------- 15-01.3
 
 
-class _HookedReversal(nn.Module):
-    """Stand-in, written with a tensor hook instead of a Function."""
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.clone()
-        if y.requires_grad:
-            y.register_hook(lambda grad, alpha=self.alpha: -alpha * grad)
-        return y
+def _quantised(x: Tensor, levels: int) -> Tensor:
+    """Stand-in: the values by operators, the slope by clamp."""
+    inside = x.clamp(-1, 1)
+    steps = levels - 1
+    return inside + (torch.round((inside + 1) / 2 * steps) / steps * 2 - 1 - inside).detach()
 
 
 @exercise(
-    "15-01.2",
-    "Gradient reversal as a Module",
-    points=10,
-    stand_in=lambda: _HookedReversal,
-    stand_in_name="a Module with a tensor hook",
+    "15-01.3",
+    "A quantiser with a straight-through gradient",
+    points=20,
+    stand_in=lambda: SimpleNamespace(apply=_quantised),
+    stand_in_name="a composition with detach",
 )
-def gradient_reversal(trial: Trial, answer: Any) -> None:
-    """`answer(alpha)` is a Module: identity in forward, gradient times -alpha in backward."""
-    module = answer(alpha=0.5)
+def quantise(trial: Trial, answer: Any) -> None:
+    """`answer.apply(x, levels)` rounds to the nearest level; straight-through where |x| <= 1; keeps a byte each."""
     trial.needs(
-        "is a Module without parameters",
-        isinstance(module, nn.Module) and not list(module.parameters()),
-        expected="an nn.Module with no parameters",
-        got=f"{type(module).__name__} with {len(list(getattr(module, 'parameters', list)()))} parameters",
-        hint="what of it should an optimizer change?",
+        "is an autograd Function",
+        isinstance(answer, type) and issubclass(answer, Function),
+        expected="a class derived from torch.autograd.Function",
+        got=repr(answer),
+        hint="see how `SignClipped` is declared",
     )
-    module.train()
+    apply = answer.apply
+    x = torch.tensor([-3.0, -1.0, -0.4, 0.0, 0.7, 1.0, 2.0], requires_grad=True)
+    given = x.detach().clone()
+    apply(x, 3)
+    trial.equal("x stays as it is", x.detach(), given, hint="does an operation of forward write into x?")
 
-    with trial.group("returns its input unchanged", hint="what may forward do to the values?", see=1):
-        special = torch.tensor([-0.0, 0.0, torch.nan, torch.inf, -torch.inf, 1e-45])
-        kinds = (torch.float32, torch.float64, torch.bfloat16)
-        for case, x in (*_inputs(*kinds), ("integers", torch.arange(3)), ("special values", special)):
-            for training in (True, False):
-                module.train(training)
-                trial.equal(case, module(x), x)
-                if x.is_floating_point():
-                    trial.equal(case, module(x.clone().requires_grad_()), x)
+    def cases() -> Iterator[tuple[str, Tensor, int]]:
+        for levels in (2, 3, 4, 7, 16, 255, 256):
+            for dtype in (torch.float32, torch.float64):
+                for case, x in _inputs(dtype) if levels in (2, 7) else ():
+                    yield f"{levels} levels, {case}", x, levels
+                level = torch.linspace(-1, 1, levels, dtype=torch.float64)
+                at = torch.cat([level, level + 0.45 * 2 / (levels - 1), level - 0.45 * 2 / (levels - 1)]).to(dtype)
+                yield f"{levels} levels, at each of them and beside, {dtype}", at, levels
+                one = torch.tensor([1.0, -1.0], dtype=dtype)
+                far = torch.tensor([1.01, -1.01, 1e4, -1e4, torch.inf, -torch.inf, 0.0, -0.0], dtype=dtype)
+                beside = [one, *(torch.nextafter(one, k * one) for k in (0, 2)), far]
+                yield f"{levels} levels, ±1, just beside and far, {dtype}", torch.cat(beside), levels
+
     with trial.group(
-        "the gradient is -alpha times the incoming one",
-        hint="does backward of your Function run, and with alpha?",
+        "the value is the nearest level", hint="which numbers are the levels, and what is outside?", see=1
+    ):
+        for case, x, levels in cases():
+            got, room = apply(x.clone(), levels), 1e-12 if x.dtype == torch.float64 else 1e-6
+            trial.equal(f"dtype and shape, {case}", (str(got.dtype), list(got.shape)), (str(x.dtype), list(x.shape)))
+            level = torch.linspace(-1, 1, levels, dtype=torch.float64)
+            distances = (x.double().clamp(-1, 1)[..., None] - level).abs()
+            found = (got.double()[..., None] - level).abs().argmin(-1)
+            chosen, nearest = distances.gather(-1, found[..., None])[..., 0], distances.amin(-1)
+            trial.close(f"distance of x and its level, {case}", chosen, nearest, rtol=0, atol=room)
+            trial.close(f"value, {case}", got.double(), level[found], rtol=0, atol=room)
+        x = torch.empty(3, device="meta", requires_grad=True)  # stands for a device that isn't the CPU
+        y = apply(x, 4)
+        y.sum().backward()
+        trial.equal("device", str(y.device), "meta")
+    with trial.group(
+        "the gradient is the incoming one where |x| <= 1, and 0 elsewhere",
+        hint="what is |x| at each place, and is there a value for each argument?",
         see=2,
     ):
-        for case, x in _inputs(*kinds):
+        for case, x, levels in cases():
+            x, given = x.clone().requires_grad_(), x
             sent = torch.randn_like(x)
-            for alpha in (0.5, -1.5, 0.0, 3, random.uniform(0.1, 0.9)):
-                for made in (answer(alpha), answer(alpha=alpha).eval()):
-                    x = x.detach().requires_grad_()
-                    (got,) = torch.autograd.grad(made(x), x, sent.clone(), allow_unused=True)
-                    exact = {"rtol": 1e-12, "atol": 0.0} if x.dtype == torch.float64 else {}
-                    trial.close(f"alpha {alpha}, {case}, training {made.training}", got, -alpha * sent, **exact)
-        x = torch.randn(2, 3, requires_grad=True)
-        ones = torch.ones(2, 3)
-        (got,) = torch.autograd.grad(answer()(x), x, ones.clone(), allow_unused=True)
-        trial.close("no alpha given", got, -ones)
-    x = torch.randn(2, 3, requires_grad=True)
-    sent, ones = torch.randn(2, 3), torch.ones(2, 3)
+            first, _ = apply(x, levels), apply(0.1 * x, levels)  # a backward belongs to its own forward
+            for again in (True, False):
+                (got,) = torch.autograd.grad(first, x, sent.clone(), retain_graph=again, allow_unused=True)
+                trial.close(case, got, torch.where(given.abs() <= 1, sent, torch.zeros_like(sent)), rtol=0, atol=0)
+        x = torch.tensor([0.5, 1.5, -0.5]).requires_grad_()
+        sent = torch.randn(()).expand(3)
+        (got,) = torch.autograd.grad(apply(x, 4), x, sent)
+        trial.close("an expanded grad_output", got, sent * torch.tensor([1.0, 0.0, 1.0]), rtol=0, atol=0)
+    x = torch.randn(8, requires_grad=True)
+    sent = torch.randn(8)
     incoming = sent.clone()
-    torch.autograd.grad(answer(0.5)(x), x, incoming)
-    trial.equal("the incoming gradient stays as it is", incoming, sent, hint="does backward write into grad_output?")
-
-    x = torch.randn(2, 3, requires_grad=True)
-    (got,) = torch.autograd.grad([3 * x, answer(0.5)(x)], x, [torch.ones(2, 3), torch.ones(2, 3)], allow_unused=True)
-    trial.close(
-        "only the path through the module is reversed",
-        got,
-        torch.full_like(x, 3 - 0.5),
-        hint="is the output a tensor of its own, or the input itself?",
-        see=1,
-    )
-    with trial.group("a backward uses alpha of its own forward", hint="at which moment is alpha read?", see=3):
-        module, other, calls = answer(0.5), answer(0.25), []
-        for made, alpha in ((module, 0.5), (module, 2.0), (other, 0.25), (module, 7.0)):
-            x = torch.randn(2, 3, requires_grad=True)
-            if alpha > 1:
-                made.alpha = alpha
-            calls.append((alpha, x, made(x)))
-            made(torch.randn(2, 3))  # without a backward
-        for number in (2, 0, 3, 1, 1, 3, 2, 0):  # in no order, each twice
-            alpha, x, y = calls[number]
-            (got,) = torch.autograd.grad(y, x, torch.ones(2, 3), retain_graph=True, allow_unused=True)
-            trial.close(f"the call with alpha {alpha}", got, torch.full_like(x, -alpha))
+    torch.autograd.grad(apply(x, 5), x, incoming)
+    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?")
+    with trial.group("keeps at most one byte for each element", hint="what does backward have to know of x?", see=2):
+        for dtype in (torch.float32, torch.float64):
+            for levels in (2, 256):
+                own, more, left = _kept(lambda x, levels=levels: apply(x, levels), dtype)
+                case = f"{levels} levels, {dtype}"
+                trial.that(case, own + more <= 64, expected="64 bytes for 64 elements", got=f"{own + more} bytes")
+                trial.that(f"when its node is gone, {case}", not left, expected="0 bytes", got=f"{left} bytes")
 
 
-# ---------------------------------------------------------------- 15-01.3
+# ---------------------------------------------------------------- 15-01.4
 
 
 class _Argmax(nn.Module):
@@ -326,7 +479,39 @@ def _seeded(model: nn.Module, x: Tensor) -> Tensor:
     return model(x)
 
 
-@exercise("15-01.3", "An activation recorder that cleans up", points=25)
+class _Recorder:
+    """Stand-in."""
+
+    def __init__(self, model: nn.Module, names: list[str], to_cpu: bool = True) -> None:
+        self.model, self.names, self.device = model, names, "cpu" if to_cpu else None
+        self.activations: dict[str, list[Tensor]] = {}
+
+    def __enter__(self) -> "_Recorder":
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        chosen = {name: modules[name] for name in self.names}
+        self.activations = {name: [] for name in chosen}
+        self.handles = [
+            module.register_forward_hook(
+                lambda m, args, out, name=name: self.activations[name].append(
+                    out.detach().to(self.device or out.device, copy=True)
+                )
+            )
+            for name, module in chosen.items()
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+@exercise(
+    "15-01.4",
+    "An activation recorder that cleans up",
+    points=20,
+    stand_in=lambda: _Recorder,
+    stand_in_name="the course's own recorder",
+)
 def activation_recorder(trial: Trial, answer: Any) -> None:
     """`answer(model, names, to_cpu)` is a context manager that records outputs of submodules."""
     net, x = _Net(), torch.randn(3, 4)
@@ -402,7 +587,18 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             results.append([output, *(p.grad for p in net.parameters() if p.grad is not None)])
         trial.equal("output and gradients", results[1], results[0])
         trial.equal("modes", [module.training for module in net.modules()], modes)
+        with torch.no_grad():
+            _record(answer(net, names), lambda: net(x))
+            trial.equal("gradients are off as before the block", torch.is_grad_enabled(), False)
         net.train()
+        results = []
+        for block in (nullcontext(), answer(net, names)):
+            torch.manual_seed(0)
+            torch.rand(3)
+            with block:
+                results.append([net(x), torch.rand(1)])
+            results[-1].append(torch.rand(1))
+        trial.equal("random numbers: dropout, others in the block, those after it", results[1], results[0])
         same = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
         given = torch.randn(3, 4)
         want = given.relu()
@@ -438,19 +634,25 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         trial.equal("calls that two overlapping recorders saw", counts, [1, 2])
 
     error: BaseException | None = None
-    recorder = answer(net, ["stem"])
-    try:
-        _record(recorder, lambda: net(x), lambda: next(iter(())))
-    except Exception as caught:
-        error = caught
-    trial.that(
-        "an exception goes on",
-        isinstance(error, StopIteration),
-        expected="the block's StopIteration",
-        got="no exception" if error is None else repr(error),
-        hint="what does __exit__ return?",
-        see=3,
-    )
+    for kind in (KeyError, ValueError, StopIteration):
+
+        def fail(kind: type[Exception] = kind) -> None:
+            raise kind
+
+        recorder = answer(net, ["stem"])
+        try:
+            error = None
+            _record(recorder, lambda: net(x), fail)
+        except Exception as caught:
+            error = caught
+        trial.that(
+            "an exception goes on",
+            type(error) is kind,
+            expected=f"the block's {kind.__name__}",
+            got="no exception" if error is None else repr(error),
+            hint="what does __exit__ return?",
+            see=3,
+        )
     trial.that(
         "the recordings stay after an exception",
         len(recorder.activations.get("stem", ())) == 1,
@@ -497,161 +699,161 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     trial.that(item, not left, expected="device cpu", got=left, hint="where are the recordings of a GPU's model?")
 
 
-# ---------------------------------------------------------------- 15-01.4
-
-
-class _Shift(nn.Module):
-    """Overwrites its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.add_(1)
-
-
-class _WithSpare(nn.Module):
-    """Calls `body` and leaves a ReLU uncalled."""
-
-    def __init__(self, *body: nn.Module) -> None:
-        super().__init__()
-        self.spare, self.body = nn.ReLU(), nn.Sequential(*body)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
-def _relu_net(dims: int) -> tuple[_WithSpare, Callable[..., Tensor]]:
-    """A random net of linear layers (dims 0) or convolutions, with units that are seldom or never active; and what
-    makes a batch of a given size for it, for convolutions also one of wider images."""
-    if dims == 0:
-        twice = nn.ReLU()
-        inner = nn.Sequential(nn.Dropout(0.9), nn.Linear(6, 5), nn.ReLU(inplace=True), _Shift())
-        end = nn.LeakyReLU(), nn.Linear(6, 6), nn.ReLU6(), nn.Linear(6, 1), nn.ReLU()
-        net = _WithSpare(nn.Linear(3, 6), twice, inner, nn.Linear(5, 6), twice, *end)
-    else:
-        conv, norm = (getattr(nn, f"{name}{dims}d") for name in ("Conv", "BatchNorm"))
-        frozen = norm(6).requires_grad_(False).eval()  # as in fine-tuning
-        top = nn.Sequential(nn.Dropout(0.9), conv(6, 5, 1), norm(5), nn.ReLU())
-        net = _WithSpare(conv(1, 6, 2), frozen, nn.ReLU(), top)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if name.endswith("bias"):
-                parameter.uniform_(-2.0, 0.5)
-
-    def batch(size: int, wider: int = 0) -> Tensor:
-        return torch.randn(size, *((3,), (1, 3 + wider), (1, 3, 4 + wider), (1, 2, 3, 4 + wider))[dims])
-
-    return net, batch
-
-
-def _leaves(body: nn.Sequential) -> Iterator[nn.Module]:
-    for module in body:
-        yield from _leaves(module) if isinstance(module, nn.Sequential) else [module]
-
-
-@torch.no_grad()
-def _dead_by_definition(net: _WithSpare, batches: list[Tensor]) -> dict[str, Tensor]:
-    """The definition, word for word: every output kept, module by module, and looked at one unit at a time."""
-    net = copy.deepcopy(net).eval()
-    outputs: dict[nn.Module, list[Tensor]] = {}
-    for x in batches:
-        for module in _leaves(net.body):
-            x = module(x)
-            if isinstance(module, nn.ReLU):
-                outputs.setdefault(module, []).append(x.clone())
-    dead = {}
-    for name, module in net.named_modules():
-        if module in outputs:
-            units = range(outputs[module][0].shape[1])
-            dead[name] = torch.tensor([not any(y.select(1, unit).any() for y in outputs[module]) for unit in units])
-    return dead
-
-
-@exercise("15-01.4", "A dead-unit detector", points=25)
-def dead_units(trial: Trial, answer: Any) -> None:
-    """`answer(model, batches)` returns ReLU name → bool tensor, True where a unit was always zero."""
-    net, batch = _relu_net(dims=0)
-    got, want = answer(net, [batch(3)]), sorted(_dead_by_definition(net, [batch(3)]))
-    trial.that(
-        "has the name of every nn.ReLU that was called, and no other",
-        isinstance(got, dict) and sorted(got) == want,
-        expected=str(want),
-        got=str(sorted(got) if isinstance(got, dict) else got),
-        hint="this net has nested ones, one that is used twice and one that is not called",
-    )
-    with trial.group("a unit is dead if all its outputs are zero", hint="which outputs belong to one unit?", see=1):
-        for dims in (0, 1, 2, 3):
-            for wider in (0, 0, 0, 2):
-                net, batch = _relu_net(dims)
-                batches = [batch(random.randint(1, 4)) for _ in range(random.choice((1, 2, 5)))]
-                batches += [batch(random.randint(1, 4), wider)] * bool(wider and dims)
-                sizes = [tuple(x.shape) for x in batches]
-                net.eval()  # the pass has an item of its own
-                layers = f"{dims}-d convolutions" if dims else "linear layers"
-                got = answer(net, batches)
-                for name, want in _dead_by_definition(net, batches).items():
-                    trial.equal(f"{name}, {layers}, batches of {sizes}", got[name], want)
-        for dtype, little in ((torch.float32, 1e-38), (torch.bfloat16, 1e-38), (torch.float64, 1e-300)):
-            x = torch.zeros(2000, 4, dtype=dtype)
-            x[random.randrange(len(x))] = torch.tensor([0, little, 1, -1], dtype=dtype)
-            got, want = answer(_WithSpare(nn.ReLU()), [x]), torch.tensor([True, False, False, True])
-            trial.equal(f"outputs 0 but for one input, there {little}, {dtype}", got["body.0"], want)
-
-    net, batch = _relu_net(dims=2)
-    net.other = nn.Sequential(net.body[1])  # a submodule in eval mode has a second parent, in train mode
-    batches = [batch(4), batch(3)]
-    net(batches[0]).sum().backward()
-    before = copy.deepcopy([(name, p, p.requires_grad, p.grad) for name, p in net.named_parameters()])
-    buffers, modes = copy.deepcopy(dict(net.named_buffers())), [m.training for m in net.modules()]
-    passes: list[tuple[bool, bool]] = []
-    for module in net.modules():
-        module.register_forward_hook(lambda m, args, out: passes.append((m.training, out.requires_grad)))
-    hooks = _hooks(net)
-    with trial.group("autograd is on or off as it was", hint="who turns it off, and who on again?", see=3):
-        for on in (True, False):
-            with torch.set_grad_enabled(on):
-                answer(net, batches)
-                trial.equal(f"was {'on' if on else 'off'}", torch.is_grad_enabled(), on)
-            if on:
-                seen = list(passes)
-    trial.that(
-        "runs in eval mode",
-        not any(training for training, _ in seen),
-        expected="no submodule in train mode during the pass",
-        got="some in train mode",
-        hint="what do dropout and batch norm do to what a unit sees?",
-        see=3,
-    )
-    trial.that(
-        "records no graph",
-        not any(graph for _, graph in seen),
-        expected="outputs without requires_grad",
-        got="outputs with requires_grad",
-        hint="what does autograd keep during the pass?",
-        see=3,
-    )
-    item = "each submodule is in the mode it was in"
-    trial.equal(item, [m.training for m in net.modules()], modes, hint="had all of them the same mode?", see=3)
-    with trial.group("parameters, buffers and gradients are untouched", hint="what else has the pass changed?", see=3):
-        trial.equal("buffers", dict(net.named_buffers()), buffers)
-        for (name, p), (_, value, flag, grad) in zip(net.named_parameters(), before, strict=True):
-            trial.equal(name, p.detach(), value)
-            trial.equal(f"{name}.requires_grad", p.requires_grad, flag)
-            trial.equal(f"{name}.grad", p.grad, grad)
-    _same_hooks(trial, "the hooks are those from before", net, hooks, hint="which of them are yours?", see=3)
-
-    modes, hooks, error = [m.training for m in net.modules()], _hooks(net), None
-    try:
-        answer(net, [batches[0], torch.zeros(1, 7, 2, 2), batches[1]])
-    except RuntimeError as caught:
-        error = caught
-    item = "an exception goes on"
-    trial.that(item, error is not None, expected="the model's RuntimeError", got="no exception", hint="who catches it?")
-    with trial.group("everything is restored after an exception too", hint="which of your lines still run?", see=3):
-        trial.equal("modes", [m.training for m in net.modules()], modes)
-        trial.equal("autograd is on", torch.is_grad_enabled(), True)
-        _same_hooks(trial, "hooks", net, hooks)
-
-
 # ---------------------------------------------------------------- 15-01.5
+
+
+class _Passed(nn.Module):
+    """Hands its input on and counts the gradients that come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        if x.requires_grad:
+            x.register_hook(self._counted)
+        return x
+
+    def _counted(self, grad: Tensor) -> None:
+        self.count += 1
+
+
+class _Fails(nn.Module):
+    """Hands its input on, or raises `error`."""
+
+    error: Exception | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+class _Branches(nn.Module):
+    """Linear layers of all kinds in two branches; in the order of their names they are not called."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 5)
+        self.body = nn.Sequential(nn.Linear(width, 4, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        self.side = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x) * torch.sigmoid(self.side(x)))
+
+
+def _linear_nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Nets, each with the shape of one input."""
+    yield "one layer", nn.Linear(3, 4), (3,)
+    yield "one layer without a bias", nn.Linear(3, 2, bias=False), (3,)
+    yield "images", nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)), (1, 3, 4)
+    yield "branches", _Branches(3), (3,)
+    many = [layer for i in range(6) for layer in (nn.Linear(3, 3, bias=i % 2 == 0), nn.Tanh())]
+    yield "deep", nn.Sequential(*many, nn.Linear(3, 7)), (3,)
+
+
+def _norms_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """By definition: a forward and a backward for each image."""
+    norms = []
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(model(one), label), list(model.parameters()))
+        norms.append(torch.sqrt(sum(grad.square().sum() for grad in grads)))
+    return torch.stack(norms)
+
+
+@exercise(
+    "15-01.5",
+    "Every image's gradient from one backward",
+    points=20,
+    stand_in=lambda: _norms_one_by_one,
+    stand_in_name="one backward for each image",
+)
+def image_norms(trial: Trial, answer: Any) -> None:
+    """`answer(model, x, y)` returns the norm of each image's gradient, by hooks, from one backward."""
+    with (
+        warnings.catch_warnings(),
+        trial.group("the norm of each image's own gradient", hint="is each hook called, and what does it add?", see=1),
+    ):
+        warnings.simplefilter("ignore")  # of full backward hooks, that x needs no gradient
+        for dtype in (torch.float64, torch.float32):
+            for case, net, shape in _linear_nets():
+                net.to(dtype)
+                for number in (1, 2, 9):
+                    x = 3 * torch.randn(number, *shape, dtype=dtype)
+                    y = torch.randint(2, (number,))
+                    for training in (True, False):
+                        net.train(training)
+                        room = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-12}
+                        got = answer(net, x.clone().requires_grad_(not training), y)
+                        got = got.detach() if isinstance(got, Tensor) else got
+                        want = _norms_one_by_one(net, x, y)
+                        if isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got * number, want):
+                            room |= {"hint": "is each image's loss whole?", "see": 2}
+                        trial.close(f"{case}, {number} images, {dtype}", got, want, **room)
+    between, passed, failing = _Passed(), _Passed(), _Fails()
+    net = nn.Sequential(nn.Linear(3, 4), between, nn.Tanh(), nn.Linear(4, 3, bias=False), passed, failing)
+    x, y = torch.randn(6, 3), torch.randint(3, (6,))
+    net[0].weight.grad, net[3].weight.grad = torch.full((4, 3), 2.0), torch.zeros(3, 4)  # and none for the bias
+    grads = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+    calls: list[int] = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    net[0].register_full_backward_hook(lambda *_: None)
+    net[3].weight.register_post_accumulate_grad_hook(lambda p: None)
+    hooks = _hooks(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the full backward hook above says that x needs no gradient
+        got = answer(net, x, y)
+    trial.that(
+        "is detached", not got.requires_grad, expected="requires_grad False", got="True", hint="who keeps a graph?"
+    )
+    trial.equal("calls the model once", len(calls), 1, hint="how can one call serve all images?", see=1)
+    trial.equal(
+        "runs one backward",
+        max(between.count, passed.count),
+        1,
+        hint="what does one backward of the sum tell of each image?",
+        see=2,
+    )
+
+    def same_grads(case: str) -> None:
+        for (name, p), before in zip(net.named_parameters(), grads, strict=True):
+            trial.equal(f"{name}.grad {case}", p.grad, before)
+
+    with trial.group("each parameter's .grad is what it was", hint="which functions write to .grad?", see=3):
+        same_grads("after a call")
+    states, errors = [_hooks(net)], []
+    gradients = [[None if p.grad is None else p.grad.clone() for p in net.parameters()]]
+    for error in (None, ZeroDivisionError("in the model")):  # the loss raises for a label of 10, then the model
+        failing.error = error
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answer(net, x, y if error else y + 7)
+            errors.append(None)
+        except (IndexError, RuntimeError, ZeroDivisionError) as caught:
+            errors.append(caught)
+        states.append(_hooks(net))
+        gradients.append([None if p.grad is None else p.grad.clone() for p in net.parameters()])
+    hint = "which handles are yours, and which of your lines always run?"
+    with trial.group("your hooks are gone and those of others are there", hint=hint, see=3):
+        for case, state in zip(("a call", "an exception of the loss", "one of the model"), states, strict=True):
+            more, fewer = len(set(state) - set(hooks)), len(set(hooks) - set(state))
+            got = f"{more} more, {fewer} gone"
+            trial.that(f"after {case}", not more + fewer, expected="the hooks from before", got=got)
+    with trial.group("each parameter's .grad is what it was", hint="which functions write to .grad?", see=3):
+        for number, found in enumerate(gradients):
+            trial.equal(f"after exception {number}" if number else "after a call", found, grads)
+    trial.that(
+        "an exception goes on",
+        errors[0] is not None and isinstance(errors[1], ZeroDivisionError),
+        expected="the loss's IndexError, then the model's ZeroDivisionError",
+        got=", ".join(type(error).__name__ if error else "no exception" for error in errors),
+        hint="who catches it?",
+    )
+
+
+# ---------------------------------------------------------------- 15-01.6
 
 
 class _TiedNet(nn.Module):
@@ -728,54 +930,6 @@ def _undoes(
         trial.equal("parameters after it", net.state_dict(), usual.state_dict())
 
 
-@exercise("15-01.5", "Clip as the gradient arrives", points=10)
-def clip_at_accumulation(trial: Trial, answer: Any) -> None:
-    """`answer(model, limit)` clips at accumulation and returns a function that undoes it."""
-    net, usual = _twins()
-    stale = {"frozen.weight": net.frozen.weight, "unused": net.unused, "heads.1.weight": net.heads[1].weight}
-    for parameter in stale.values():
-        parameter.grad = torch.full_like(parameter, 9.0)
-    net.scale.register_hook(lambda grad: None)
-    hooks = _hooks(net)
-    undo = _undo(trial, answer(net, 0.0625))
-    _backward((net, usual), 20.0)
-    with trial.group(
-        "weights, frozen and unreached gradients are left alone", hint="what does your hook write to?", see=2
-    ):
-        for (name, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
-            trial.equal(f"{name} itself", p.detach(), q.detach())
-        for name, p in stale.items():
-            trial.equal(f"{name}.grad", p.grad, torch.full_like(p, 9.0))
-    with trial.group(
-        "gradients equal clip_grad_value_'s bit for bit", hint="what exactly is clipped, and when?", see=1
-    ):
-        for case in range(15):
-            dtype = (torch.float32, torch.float64, torch.bfloat16)[case % 3]
-            pair, limit = _twins(dtype), random.choice((0.1, 0.02, 0.003, 1))
-            kept = [answer(pair[0], limit)]  # an answer may live as long as what it returned
-            for step in range(3):  # without zero_grad between
-                scale = random.choice((0.01, -1.0, 20.0)) if case else float("inf")
-                _backward(pair, scale, head=step % 2)
-                clip_grad_value_(pair[1].parameters(), limit)
-                trial.equal(f"limit {limit}, {dtype}, backward {step + 1}", *map(_gradients, pair))
-        pair = _twins()
-        kept = [answer(pair[0], 0.25)]
-        for one in pair:
-            (one.unused * torch.tensor([-torch.inf, 0.1, 7.0])).sum().backward()
-        clip_grad_value_(pair[1].parameters(), 0.25)
-        trial.equal("an infinite gradient among others", *map(_gradients, pair))
-        pair, others = _twins(), _twins()
-        kept = [answer(pair[0], 0.01), answer(others[0], 2.0)]
-        _backward(pair, 20.0)
-        clip_grad_value_(pair[1].parameters(), 0.01)
-        trial.equal("the first of two models with two limits", *map(_gradients, pair))
-    _undoes(trial, undo, net, others[0], hooks, see=3)
-    del kept
-
-
-# ---------------------------------------------------------------- 15-01.6
-
-
 def _step_in_backward(
     model: nn.Module, make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
 ) -> Callable[[], object]:
@@ -793,7 +947,7 @@ def _step_in_backward(
 @exercise(
     "15-01.6",
     "Stretch: an optimizer in backward",
-    points=20,
+    points=15,
     stand_in=lambda: _step_in_backward,
     stand_in_name="the course's own",
 )
@@ -817,9 +971,17 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
     undone, _ = _twins()
     undone.scale.register_post_accumulate_grad_hook(lambda p: None)
     hooks, start = _hooks(undone), {p: p.detach().clone() for p in undone.parameters()}
-    undo = _undo(trial, answer(undone, makers["SGD"]))
     arrived: list[Tensor] = []
     late: list[Tensor] = []
+    early: list[Tensor] = []
+    watching = [
+        p.register_post_accumulate_grad_hook(  # comes before the answer's hook on the same parameter
+            lambda _: early.extend(p for p in arrived if p.grad is not None or torch.equal(p, start[p]))
+        )
+        for p in undone.parameters()
+        if p.requires_grad
+    ]
+    undo = _undo(trial, answer(undone, makers["SGD"]))
 
     def watch(param: Tensor) -> None:  # what arrives now may still be dealt with after this hook
         late.extend(p for p in arrived if p.grad is not None or torch.equal(p, start[p]))
@@ -827,13 +989,17 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
 
     handles = [p.register_post_accumulate_grad_hook(watch) for p in undone.parameters() if p.requires_grad]
     _backward((undone,))
-    for handle in handles:
+    for handle in (*handles, *watching):
         handle.remove()
-    trial.equal(
+    late += early
+    held = sum(p.grad is not None for p in arrived)
+    trial.that(
         "each parameter is updated and its gradient dropped before the next one comes",
-        (len(late), sum(p.grad is not None for p in arrived)),
-        (0, 0),
-        hint="what is left in memory when the next gradient arrives?",
+        not late and not held,
+        expected="each one updated, and its gradient dropped",
+        got=f"{len(late)} times one was not when the next gradient came; {held} still have a gradient at the end",
+        hint="which parameter does each call of your hook deal with?",
+        see=2,
     )
     equal = "parameters equal the usual loop's bit for bit"
     with trial.group(equal, hint="which optimizer steps what, and how often?", see=1):
@@ -843,14 +1009,16 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
             for name, (net, usual) in pairs.items():
                 kept.append(answer(net, makers[name]))
                 optimizers[name] = makers[name]([p for p in usual.parameters() if p.requires_grad])
-            for head, scale in ((0, 1), (0, 1), (1, 1), (0, 0), (1, 1)):  # one head has no gradient, then zeros for all
+            rounds = ((0, 1), (0, 1), (1, 1), (0, 0), (1, 1)), ((0, 500.0),), ((0, float("nan")),)
+            for steps in rounds:  # one head has no gradient, then zeros for all
+                for head, scale in steps:
+                    for name, (net, usual) in pairs.items():
+                        optimizers[name].zero_grad()
+                        _backward((net, usual), scale, head)
+                        optimizers[name].step()
                 for name, (net, usual) in pairs.items():
-                    optimizers[name].zero_grad()
-                    _backward((net, usual), scale, head)
-                    optimizers[name].step()
-            for name, (net, usual) in pairs.items():
-                for (parameter, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
-                    trial.equal(f"{parameter}, {name}, {dtype}", p.detach(), q.detach())
+                    for (parameter, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
+                        trial.equal(f"{parameter}, {name}, {dtype}", p.detach(), q.detach())
     net, usual = _twins()
     for one in (net.frozen.bias, net.unused):  # from before the one was frozen, and of another loss
         one.grad = torch.ones_like(one)
