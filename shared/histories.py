@@ -2,7 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,53 @@ def record_history(work: Callable[[], object]) -> dict[str, Any]:
         memory._record_memory_history(enabled=None)
     after = [segment for segment in found["segments"] if segment["device"] == number]
     return {"before": before, "trace": found["device_traces"][number], "after": after}
+
+
+class Tape:
+    """A driver that answers cudaMalloc with the addresses of a recording, as long as it is asked for the same sizes."""
+
+    def __init__(self, trace: Sequence[Mapping[str, Any]]) -> None:
+        new = (event for event in trace if event["action"] == "segment_alloc")
+        self.waiting = deque((event["addr"], event["size"]) for event in new)
+        self.freed: set[int] = set()
+        self.capacity = self.used = 0  # what a message of the allocator's would ask for
+
+    def malloc(self, size: int) -> int:
+        """The recorded address. Raises torch.OutOfMemoryError if the recording has another call here, or none."""
+        if not self.waiting or self.waiting[0][1] != size:
+            raise torch.OutOfMemoryError(f"the recording has no cudaMalloc of {size} bytes here")
+        return self.waiting.popleft()[0]
+
+    def free(self, address: int) -> None:
+        """cudaFree."""
+        self.freed.add(address)
+
+
+def play_back(history: Mapping[str, Any], tape: Tape, allocator: Any) -> tuple[int, int]:
+    """Give a recorded history to an allocator over `tape`, which holds the segments of `history["before"]` already.
+
+    Where the recording gives segments back and the allocator has not done so by itself, its cache is emptied.
+
+    Returns:
+        how many allocations there were, and how many of them the allocator put elsewhere.
+    """
+    places: dict[int, int] = {}  # recorded address → the allocator's
+    count = wrong = 0
+    for event in history["trace"]:
+        action, address = event["action"], event.get("addr", 0)
+        if action == "alloc":
+            places[address] = allocator.malloc(event["size"], event["stream"])
+            count, wrong = count + 1, wrong + (places[address] != address)
+        elif action == "free_completed":
+            allocator.free(places.pop(address, address))
+        elif action == "segment_free" and address not in tape.freed:
+            allocator.empty_cache()
+        elif action == "segment_alloc":
+            tape.freed.discard(address)  # a driver may hand out an address again
+    return count, wrong
+
+
+def layout(segments: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, bool]]:
+    """(address, bytes, free or not) of every block, in the order of addresses; two snapshots are compared by it."""
+    parts = [part for segment in segments for part in segment["blocks"]]
+    return sorted((part["address"], part["size"], part["state"] == "inactive") for part in parts)

@@ -16,8 +16,8 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
 from shared.plotting import COLOURS
+from shared.simulated_gpu import GIB, MIB
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
 SMALL_SEGMENT = 2 * MIB  # a segment of the large pool has 10 MiB or more
 MOVING = ("alloc", "free_completed", "segment_alloc", "segment_free")
 KIND_COLOURS = {

@@ -105,7 +105,9 @@ def _undo_free(segment: dict, address: int, size: int) -> list[dict]:
 def main(arguments: list[str] | None = None) -> int:
     """Make the compact form of a snapshot's first device that has a history."""
     parser = argparse.ArgumentParser(description="Keep the allocator history of a snapshot in this folder.")
-    parser.add_argument("snapshot", type=Path, help="what torch.cuda.memory._dump_snapshot() wrote, or the same as JSON")
+    parser.add_argument(
+        "snapshot", type=Path, help="what torch.cuda.memory._dump_snapshot() wrote, or the same as JSON"
+    )
     parser.add_argument("name", help="of the file in this folder; ends in history.json.gz")
     parser.add_argument("--source", required=True, help="where it comes from")
     parser.add_argument("--licence", required=True, help="under which it may be passed on")
