@@ -19,6 +19,7 @@ from shared.plotting import COLOURS
 from shared.simulated_gpu import GIB, MIB
 
 SMALL_SEGMENT = 2 * MIB  # a segment of the large pool has 10 MiB or more
+FEW = 200
 MOVING = ("alloc", "free_completed", "segment_alloc", "segment_free")
 KIND_COLOURS = {
     "parameter": COLOURS["blue"],
@@ -30,7 +31,7 @@ KIND_COLOURS = {
     "temporary": COLOURS["orange"],
     "workspace": COLOURS["purple"],
     "batch": COLOURS["ink"],
-    "?": COLOURS["grey"],
+    "block": COLOURS["grey"],
     "overlap": "#FF0000",
     "reserved, free": COLOURS["pale"],
 }
@@ -121,7 +122,7 @@ def memory_map(trace: Sequence[Mapping], before: Iterable[Mapping] = ()) -> Memo
             home = segments[starts[bisect_right(starts, address) - 1]]
             size = max(512, -(-size // 512) * 512)
             offset = places.of(address, home.size <= SMALL_SEGMENT)
-            live[address] = Span(now, now, offset, size, event.get("kind", "?"))
+            live[address] = Span(now, now, offset, size, event.get("kind", "block"))
             active += size
         elif action == "free_completed" and address in live:
             span = live.pop(address)
@@ -162,6 +163,7 @@ def draw_map(ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend:
             Rectangle((s.birth, s.offset / unit), s.death - s.birth, s.size / unit) for s in spans if s.death > s.birth
         ]
         colours = [KIND_COLOURS[s.kind] for s in spans if s.death > s.birth]
+        width = width if len(patches) <= FEW else 0.0  # many borders hide what they surround
         ax.add_collection(PatchCollection(patches, facecolors=colours, edgecolors=edge, linewidths=width))
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:

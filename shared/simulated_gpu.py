@@ -53,7 +53,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.trace: list[dict[str, Any]] = []
-        self.kind = "?"
+        self.kind = "block"
         self.allocated = self.reserved = self.max_allocated = self.max_reserved = 0
 
     def note(self, action: str, address: int, size: int, stream: int, change: int = 0) -> None:
