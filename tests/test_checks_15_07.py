@@ -1052,7 +1052,7 @@ CONTEXT = {
         "Write `give_back(",
         "by `allocator.cuda_free(block)`",
         "and `allocator.blocks[address]`",
-        "The next cells build",
+        "The allocators below are",
         "Give all segments that hold nothing",
     ],
     "post_mortem": [

@@ -2,18 +2,19 @@
 
 Needs an NVIDIA GPU and writes two files beside this one:
 
-    allocator_history.json.gz   the caching allocator's own history, from an empty process: training with a varying
-                                batch size, empty_cache, two streams, an out-of-memory error
+    training_history.json.gz    the caching allocator's own history, from an empty process: training with a varying
+                                batch size, empty_cache, two streams, an out-of-memory error (histories.py says in
+                                which form)
     gpu_measurements.json       copy bandwidths, roofline points, and the timelines of a loop with and without prefetch
 
-Each names the machine and the versions.
+Each names the machine and the versions. With settings of the allocator that aren't the default (PYTORCH_ALLOC_CONF)
+nothing is recorded: the notebook's allocator has the default's rules.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
 import json
 import platform
 import sys
@@ -21,9 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from module_15_advanced_pytorch_internals.recordings.histories import pack
+
 FOLDER = Path(__file__).parent
 COMMAND = "python -m module_15_advanced_pytorch_internals.recordings.record"
-ENTRIES = 1_000_000  # more events than the work below makes, so that none is lost
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,6 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    from shared.histories import record_history, unusual_settings
+
+    if unusual := unusual_settings():
+        print(
+            f"The allocator's settings aren't the default: {unusual}. Unset PYTORCH_ALLOC_CONF and "
+            "PYTORCH_CUDA_ALLOC_CONF, and start again. Nothing was written.",
+            file=sys.stderr,
+        )
+        return 1
     args.folder.mkdir(parents=True, exist_ok=True)
     machine = {
         "gpu": torch.cuda.get_device_name(),
@@ -47,9 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         "python": platform.python_version(),
         "command": COMMAND,
     }
-    history = machine | _history()  # first: the process has allocated nothing on the GPU yet
-    packed = gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0)
-    (args.folder / "allocator_history.json.gz").write_bytes(packed)
+    history = record_history(_work)  # first: the process has allocated nothing on the GPU yet
+    packed = pack(history["before"], history["trace"], history["after"], **machine)
+    (args.folder / "training_history.json.gz").write_bytes(packed)
     measured = machine | {"copies": _copies(), "roofline": _roofline(), "timelines": _timelines()}
     (args.folder / "gpu_measurements.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     print(f"{len(history['trace']):,} allocator events and the measurements are in {args.folder}")
@@ -66,35 +77,14 @@ def _net() -> Any:
     ).cuda()
 
 
-def _history() -> dict[str, Any]:
-    """Segments before (none, in an empty process), every event, and segments after; addresses, sizes and streams."""
+def _work() -> None:
     import torch
 
-    segments = torch.cuda.memory._snapshot()["segments"]
-    torch.cuda.memory._record_memory_history(max_entries=ENTRIES, context=None)
-    try:
-        _train((64, 128, 96, 256, 32))
-        torch.cuda.empty_cache()
-        _train((128, 64))
-        _two_streams()
-        _out_of_memory()
-        after = torch.cuda.memory._snapshot()
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    trace = after["device_traces"][torch.cuda.current_device()]
-    keys = ("action", "addr", "size", "stream", "device_free")
-    return {
-        "segments_before": [_plain(segment) for segment in segments],
-        "trace": [{key: event[key] for key in keys if key in event} for event in trace],
-        "segments_after": [_plain(segment) for segment in after["segments"]],
-    }
-
-
-def _plain(segment: dict) -> dict:
-    """A segment without Python frames."""
-    kept = {key: segment[key] for key in ("address", "total_size", "stream", "segment_type")}
-    blocks = [{key: b[key] for key in ("address", "size", "requested_size", "state")} for b in segment["blocks"]]
-    return kept | {"blocks": blocks}
+    _train((64, 128, 96, 256, 32))
+    torch.cuda.empty_cache()
+    _train((128, 64))
+    _two_streams()
+    _out_of_memory()
 
 
 def _train(sizes: tuple[int, ...]) -> None:
@@ -158,10 +148,10 @@ def _roofline() -> list[dict[str, Any]]:
 
     from shared.timing import measure
 
-    a = torch.rand(2**28, device="cuda")
+    a, b = (torch.rand(2**28, device="cuda") for _ in range(2))
     out = torch.empty_like(a)
     work: dict[str, tuple[Callable[[], object], int, int]] = {
-        "add": (lambda: torch.add(a, a, out=out), a.numel(), 12 * a.numel()),
+        "add": (lambda: torch.add(a, b, out=out), a.numel(), 12 * a.numel()),
         "sum": (a.sum, a.numel(), 4 * a.numel()),
     }
     for n in (64, 256, 1024, 4096, 8192):
