@@ -375,6 +375,9 @@ def _models() -> dict[str, nn.Module]:
     return {
         "one matrix": nn.Linear(128, 128, bias=False),
         "tensors around 512 bytes": _Tensors([torch.ones(n) for n in (129, 128, 127, 1)]),
+        "buffers around 512 bytes": _Tensors(
+            [], [torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1024, 1025)]
+        ),
         "a scalar": _Tensors([torch.tensor(1.0)], [torch.tensor(3)]),
         "no tensors": nn.Sequential(nn.ReLU(), nn.Flatten()),
         "batch norm in evaluation mode": nn.Sequential(nn.Conv2d(3, 200, 1), nn.BatchNorm2d(200)).eval(),
