@@ -92,7 +92,21 @@ def at_most_ten(allocator):
     return giving(order=lambda keys: list(keys)[:10])(allocator)
 
 
+class SoFar:
+    """Adds up over all its calls."""
+
+    def __init__(self):
+        self.total = 0
+
+    def __call__(self, allocator):
+        if not allocator.freed:
+            self.total = 0
+        self.total += giving()(allocator)
+        return self.total
+
+
 WRONG_GIVE_BACK = {
+    "the bytes of all calls": (SoFar(), "a second call"),
     "a list that changes under the loop": (changing_list, "of the large pool"),
     "the small pool alone": (giving(pools=(True,)), "of the large pool"),
     "the large pool alone": (giving(pools=(False,)), "of the small pool"),
@@ -857,7 +871,7 @@ def plan_on_a_grid(tensors):
             place = max(place, end)
         for c in columns:
             spans[c].append((place, place + size))
-        result[k] = place
+        result[k] = np.int64(place)
     return result
 
 
@@ -1082,7 +1096,7 @@ CONTEXT = {
         "two that aren't may",
         "The *arena* is",
         "No plan can be shorter",
-        "The check's cell draws",
+        "The check's cell first draws",
         "overlaps are bright red",
         "The offset of each tensor",
         "on other lives any plan",

@@ -9,6 +9,7 @@ import random
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -151,6 +152,7 @@ def give_back(trial: Trial, answer: Any) -> None:
         for segments in _caches(dice, [False, True], split=False):
             cache, _, got = run(segments)
             trial.equal(_show(segments), got, sum(size for _, size in cache.freed))
+            trial.equal(f"a second call; {_show(segments)}", answer(cache), 0)
 
 
 # ---------------------------------------------------------------- 15-07.2
@@ -746,7 +748,9 @@ def plan(trial: Trial, answer: Any) -> None:
     ):
         for tensors in cases:
             for offset in answer(list(tensors)):
-                whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0 and offset % 512 == 0
+                whole = (
+                    isinstance(offset, Integral) and not isinstance(offset, bool) and offset >= 0 and offset % 512 == 0
+                )
                 trial.that(shown[id(tensors)], whole, expected="an int ≥ 0, a multiple of 512", got=repr(offset))
     with trial.group("tensors that are there together share no byte", hint="draw these two lives on paper", see=1):
         for tensors in cases:
