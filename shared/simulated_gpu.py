@@ -80,6 +80,9 @@ def snapshot(allocator: Any) -> list[dict[str, Any]]:
                     "device": 0,
                     "address": address,
                     "total_size": 0,
+                    "allocated_size": 0,
+                    "active_size": 0,
+                    "requested_size": 0,
                     "stream": block.stream,
                     "segment_type": "small" if block.small else "large",
                     "blocks": [],
@@ -88,6 +91,9 @@ def snapshot(allocator: Any) -> list[dict[str, Any]]:
         part = {"address": address, "size": block.size, "requested_size": block.requested, "state": block.state}
         segments[-1]["blocks"].append(part)
         segments[-1]["total_size"] += block.size
+        segments[-1]["allocated_size"] += block.size * (block.state == "active_allocated")
+        segments[-1]["active_size"] += block.size * (block.state != "inactive")
+        segments[-1]["requested_size"] += block.requested
     return segments
 
 

@@ -72,6 +72,15 @@ class _Cache:
         self.reserved -= block.size
         self.freed.append((block.address, block.size))
 
+    def state(self) -> tuple[dict, list, int]:
+        """What an answer may not change but by cuda_free."""
+        lists = {small: list(keys) for small, keys in self.free_lists.items()}
+        ends = [
+            (b.address, b.size, b.state, b.before and b.before.address, b.after and b.after.address)
+            for b in self.blocks.values()
+        ]
+        return lists, ends, self.reserved
+
 
 def _whole(cache: _Cache) -> list[tuple[int, int]]:
     """Oracle: address and bytes of the segments that are one free block, in the order in which they go back."""
@@ -131,8 +140,8 @@ def give_back(trial: Trial, answer: Any) -> None:
         return cache, want, answer(cache)
 
     items = {
-        "every free segment of the large pool": (False, "what does your loop see while the list changes?", 2),
-        "every free segment of the small pool": (True, "which lists does your loop see, and how much of them?", 2),
+        "every free segment of the large pool": (False, "which of these segments did your loop not see, and why?", 2),
+        "every free segment of the small pool": (True, "which of these segments did your loop not see, and why?", 2),
     }
     for item, (small, hint, see) in items.items():
         with trial.group(item, hint=hint, see=see):
@@ -144,6 +153,11 @@ def give_back(trial: Trial, answer: Any) -> None:
         for segments in _caches(dice, [False, True], split=True):
             cache, want, _ = run(segments)
             trial.equal(f"what went back too much; {_show(segments)}", sorted(set(cache.freed) - set(want)), [])
+            rest, kept = _Cache(segments), cache.state()
+            for address, _ in cache.freed:
+                rest.cuda_free(rest.blocks[address])
+            for part, now, then in zip(("free lists", "blocks", "bytes reserved"), kept, rest.state(), strict=True):
+                trial.equal(f"{part} afterwards; {_show(segments)}", now, then)
     with trial.group("the order: the large pool first, each pool as in its list", hint="read the task on the order"):
         for segments in _caches(dice, [False, True], split=False):
             cache, want, _ = run(segments)
@@ -293,7 +307,7 @@ def post_mortem(trial: Trial, answer: Any) -> None:
             mine = _segments(dice, gpu, shapes)
             segments = [*_segments(dice, dice.choice(others), foreign), *mine]
             segments += _segments(dice, dice.choice(others), [[(2**39, "inactive")]])
-            for key in ("allocated", "reserved", "inactive_split_bytes", "largest_hole"):
+            for key in ("allocated", "reserved", "inactive_split_bytes", "largest_hole", "outside", "verdict"):
                 case = f"{key} of GPU {gpu}, with segments of GPUs {sorted({s['device'] for s in segments})}"
                 trial.equal(case, entry(case, message, segments, key), entry(case, message, mine, key))
 
@@ -306,15 +320,14 @@ def post_mortem(trial: Trial, answer: Any) -> None:
     for requested, free, allocated, cached in itertools.product((2, 3, 6), (0, 1, 2), (0, 2, 5, 6), (0, 1, 2, 4)):
         for near in (0, 1):  # half a unit less is asked: just fits
             asked = requested * 512 - near
-            texts_ = [f"{asked:.2f} MiB", *(f"{n / 2:.2f} GiB" for n in (8, free, 8 - free, allocated, cached))]
+            texts_ = [f"{asked:.2f} MiB", *(f"{n / 2:.2f} GiB" for n in (8, free, 8 - free, cached, allocated))]
             message, pending = _message(0, *texts_), 512 * dice.randint(0, 9)
             parts = [(allocated * unit, "active_allocated"), (cached * unit - pending, "inactive")]
             parts = [[part] for part in parts if part[0] > 0]
             parts += [[(pending, "active_pending_free")]] * (pending > 0 and cached > 0)
             segments = _segments(dice, 0, parts)
-            case = (
-                f"requested {texts_[0]}, capacity 4.00 GiB, free {texts_[2]}, allocated {texts_[4]}, rest {texts_[5]}"
-            )
+            case = f"requested {texts_[0]}, capacity 4.00 GiB, free {texts_[2]}; in the snapshot (GiB) allocated "
+            case += f"{allocated / 2:.2f}, the rest of reserved {cached / 2:.2f}"
             outcomes[_post_mortem(message, {"segments": segments})["verdict"]].append((case, message, segments))
     ask = "try the three conditions on these numbers, in their order; what of equality?"
     for verdict, rows in outcomes.items():
@@ -526,6 +539,8 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
     for case in cases:
         cost = _matmul_cost(*case)
         balanced += [(*case[:5], float(cost["flops"] * by), float(cost["bytes"])) for by in (1, 1 + 2**-20, 1 - 2**-20)]
+    # a tie that every way of writing it sees as one
+    balanced = [case for case in balanced if case[5] / case[6] * case[6] == case[5]]
     for limit in ("bytes", "arithmetic"):
         with trial.group(f"limit {limit!r}", hint="which takes longer in this case? and what if neither does?"):
             for case in (*cases, *balanced):
@@ -687,7 +702,7 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
 # ---------------------------------------------------------------- 15-07.6
 
 Life = tuple[int, int, int]
-SLACK = 0.02  # by which an arena may be longer than the bound
+SLACK = 0.06  # by which an arena may be longer than the bound
 
 
 def _lives(name: str, first: int, last: int) -> list[Life]:
