@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections import OrderedDict, deque
-from functools import reduce
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -28,610 +28,405 @@ class Op(NamedTuple):
     after: tuple[str, ...] = ()
 
 
-# ---------------------------------------------------------------- rounding and pool choice
-
-
-def plan_by_modulo(size, divisions=1):
-    """The power of two by shifting, rounding by modulo."""
-    unit = 512
-    if divisions > 1 and size > 512 * divisions:
-        power = 1
-        while power << 1 <= size:
-            power <<= 1
-        unit = power // divisions
-    block = size + (-size) % unit
-    small = block <= MIB
-    segment = 2 * MIB if small else (20 * MIB if block < 10 * MIB else block + (-block) % (2 * MIB))
-    return block, ("small" if small else "large"), segment
-
-
-class Plan(NamedTuple):
-    block: int
-    pool: str
-    segment: int
-
-
-def plan_by_bits(size, divisions=1):
-    """Masks and a table of limits; a named tuple of NumPy's integers."""
-    power = 1 << (size.bit_length() - 1)
-    shift = max(9, (power // divisions).bit_length() - 1) if divisions > 1 and size > divisions << 9 else 9
-    block = ((size - 1) >> shift) + 1 << shift
-    table = [
-        (MIB, "small", 2 * MIB),
-        (10 * MIB - 1, "large", 20 * MIB),
-        (math.inf, "large", (block + 2 * MIB - 1) & -(2 * MIB)),
-    ]
-    _, pool, segment = next(row for row in table if block <= row[0])
-    return Plan(np.int64(block), pool, np.int64(segment))
-
-
-def plan(
-    step=512, limit=MIB, below=10 * MIB, by_request=False, round_large=2 * MIB, least=512, one=1, up=0, small=2 * MIB
-):
-    """A plan with chosen faults."""
-
-    def answer(size, divisions=1):
-        unit = step
-        if divisions > one and size > least * divisions:
-            unit = max(1, (1 << (size.bit_length() - 1 + up)) // divisions)
-        block = math.ceil(size / unit) * unit
-        if block <= limit:
-            return block, "small", small
-        if (size if by_request else block) < below:
-            return block, "large", 20 * MIB
-        return block, "large", math.ceil(block / round_large) * round_large
-
-    return answer
-
-
 def spoilt(answer, edit):
     """A right answer, and what `edit` makes of it and of its arguments."""
     return lambda *arguments: edit(answer(*arguments), *arguments)
 
 
-WRONG_PLAN = {
-    "256 bytes": (plan(step=256), "the block: a multiple"),
-    "one step too many": (
-        lambda size, d=1: (size // 512 * 512 + 512, *plan_by_modulo(size, d)[1:]),
-        "512 at|the block: a",
-    ),
-    "powers of two without divisions": (plan(one=0), "the block: a multiple"),
-    "two divisions by default": (lambda size, d=2: plan_by_modulo(size, d), "the block: a multiple"),
-    "floats": (spoilt(plan_by_modulo, lambda got, *_: (float(got[0]), *got[1:])), "a float"),
-    "a list": (spoilt(plan_by_modulo, lambda got, *_: list(got)), "expected: *a tuple"),
-    "divisions for small requests": (plan(least=64), "not large enough"),
-    "no divisions": (lambda size, divisions=1: plan_by_modulo(size), "the block, with divisions"),
-    "the next power of two": (plan(up=1), "the block, with divisions"),
-    "a large MiB": (plan(limit=MIB - 1), 'the pool: "small"'),
-    "pools in capitals": (
-        spoilt(plan_by_modulo, lambda got, *_: (got[0], got[1].upper(), got[2])),
-        "expected: 'small'",
-    ),
-    "one small MiB": (plan(small=MIB), "of the small pool"),
-    "a block as segment": (
-        spoilt(plan_by_modulo, lambda got, *_: got if not MIB < got[0] < 10 * MIB else (*got[:2], got[0])),
-        "below 10 MiB",
-    ),
-    "20 MiB for 10": (plan(below=10 * MIB + 1), "a request from 10 MiB on"),
-    "segments not rounded": (plan(round_large=512), "a request from 10 MiB on"),
-    "float segments": (
-        spoilt(plan_by_modulo, lambda got, *_: got if got[0] < 10 * MIB else (*got[:2], got[2] / 1)),
-        "a float",
-    ),
-    "segment by request": (plan(by_request=True), "follow from the rounded size"),
-}
-
-# ---------------------------------------------------------------- best fit
+# ---------------------------------------------------------------- give back
 
 
-def fit_in_one_pass(free, size, stream, small, max_split_size=math.inf):
-    """One pass, keeping the best so far."""
-    best = None
-    for block in free:
-        if block[0] == stream and block[1] >= size and (best is None or block[1:] < best[1:]):
-            best = block
-    if best is None:
-        return None
-    oversize = size >= max_split_size
-    if (not oversize and best[1] >= max_split_size) or (oversize and best[1] - size >= 20 * MIB):
-        return None
-    rest = best[1] - size
-    if (small and rest < 512) or (not small and (rest <= MIB or oversize)):
-        return best, None
-    return (stream, size, best[2]), (stream, rest, best[2] + size)
+def is_whole(block):
+    return block.state == "inactive" and block.before is None and block.after is None
 
 
-class Free(NamedTuple):
-    stream: int
-    size: int
-    address: int
+def give_back_by_blocks(allocator):
+    """All blocks, sorted as the lists are."""
+    whole = sorted(filter(is_whole, allocator.blocks.values()), key=lambda b: (b.small, b.stream, b.size, b.address))
+    for block in whole:
+        allocator.cuda_free(block)
+    return sum(block.size for block in whole)
 
 
-def fit_by_filters(free, size, stream, small, max_split_size=math.inf):
-    """Filter by every rule first, then sort; named tuples."""
-    most = max_split_size - 1 if size < max_split_size else size + 20 * MIB - 1
-    blocks = sorted((Free(*block) for block in free), key=lambda block: (block.size, block.address))
-    for block in filter(lambda block: block.stream == stream and size <= block.size <= most, blocks):
-        least = 512 if small else math.inf if size >= max_split_size else MIB + 1
-        if block.size - size < least:
-            return block, None
-        return block._replace(size=size), block._replace(size=block.size - size, address=block.address + size)
-    return None
+def give_back_while_there_is_one(allocator):
+    """One at a time, looking from the start of the list again."""
+    total = np.int64(0)
+    for small in (0, 1):
+        while True:
+            keys = [key for key in allocator.free_lists[small] if is_whole(allocator.blocks[key[2]])]
+            if not keys:
+                break
+            allocator.cuda_free(allocator.blocks[keys[0][-1]])
+            total += keys[0][1]
+    return total
 
 
-def fit(choose=min, small_rest=512, large_rest=MIB + 1, keep=True, oversize=0, beyond=20 * MIB, whole=True, move=1):
-    """Best fit with chosen faults."""
+def giving(pools=(False, True), keep=is_whole, order=list, result=sum):
+    """Give back with chosen faults."""
 
-    def answer(free, size, stream, small, max_split_size=math.inf):
-        found = [b for b in free if b[0] == stream and b[1] >= size]
-        if not found:
-            return None
-        block = choose(found)
-        left = block[1] - size
-        if size < max_split_size <= block[1] - oversize or (size >= max_split_size and left >= beyond):
-            return None
-        if left < (small_rest if small else large_rest) or (whole and not small and size >= max_split_size):
-            return (stream, block[1] if keep else size, block[2]), None
-        return (stream, size, block[2]), (stream, left, block[2] + size * move)
+    def answer(allocator):
+        sizes = []
+        for small in pools:
+            for _, size, address in order(allocator.free_lists[small]):
+                block = allocator.blocks[address]
+                if keep(block):
+                    allocator.cuda_free(block)
+                    sizes.append(size)
+        return result(sizes)
 
     return answer
 
 
-def largest_that_may_be_had(free, size, stream, small, max_split_size=math.inf):
-    """Worst fit among the blocks that the limit allows."""
-    most = max_split_size if size < max_split_size else size + 20 * MIB
-    fits = [b for b in free if b[0] == stream and size <= b[1] < most]
-    return (
-        fit_in_one_pass([max(fits, key=lambda b: (b[1], -b[2]))], size, stream, small, max_split_size) if fits else None
-    )
+def changing_list(allocator):
+    total = 0
+    for small in (False, True):
+        for _, size, address in allocator.free_lists[small]:
+            if is_whole(allocator.blocks[address]):
+                allocator.cuda_free(allocator.blocks[address])
+                total += size
+    return total
 
 
-def no_limits_with_one(free, size, stream, small, max_split_size=math.inf):
-    """Refuses every block as soon as one block is oversize."""
-    if size < max_split_size and any(b[1] >= max_split_size for b in free):
-        return None
-    return fit_in_one_pass(free, size, stream, small, max_split_size)
+def at_most_ten(allocator):
+    """Stops after ten segments of a pool."""
+    return giving(order=lambda keys: list(keys)[:10])(allocator)
 
 
-def popping(free, *others):
-    found = fit_in_one_pass(free, *others)
-    if free:
-        free.pop()
-    return found
+class SoFar:
+    """Adds up over all its calls."""
+
+    def __init__(self):
+        self.total = 0
+
+    def __call__(self, allocator):
+        if not allocator.freed:
+            self.total = 0
+        self.total += giving()(allocator)
+        return self.total
 
 
-def sorting(free, *others):
-    free.sort()
-    return fit_in_one_pass(free, *others)
+def emptied_lists(allocator):
+    total = giving()(allocator)
+    for keys in allocator.free_lists.values():
+        keys.clear()
+    return total
 
 
-def handed_out_once():
-    """Remembers what it has handed out, although `free` still lists it."""
-    gone = set()
-
-    def answer(free, *others):
-        found = fit_in_one_pass([block for block in free if block not in gone], *others)
-        gone.update(block for block in free if found and block[2] == found[0][2])
-        return found
-
-    return answer
+def counted_twice(allocator):
+    total = giving()(allocator)
+    allocator.reserved -= total
+    return total
 
 
-def memory(make):
-    """An answer that keeps something between calls, without what it kept from another check."""
-
-    def answer(*arguments):
-        if arguments == ([], 512, 0, True):  # the check's first case
-            answer.own = make()
-        return answer.own(*arguments)
-
-    return answer
-
-
-def best_of_all_streams(free, size, stream, small, max_split_size=math.inf):
-    return fit_in_one_pass([(stream, *block[1:]) for block in free], size, stream, small, max_split_size)
-
-
-WRONG_FIT = {
-    "an error for an empty list": (
-        lambda free, *others: fit_in_one_pass(free, *others) if free[0] else None,
-        "IndexError",
+WRONG_GIVE_BACK = {
+    "the free lists emptied": (emptied_lists, "free lists afterwards"),
+    "reserved counted twice": (counted_twice, "bytes reserved afterwards"),
+    "the bytes of all calls": (SoFar(), "a second call"),
+    "a list that changes under the loop": (changing_list, "of the large pool"),
+    "the small pool alone": (giving(pools=(True,)), "of the large pool"),
+    "the large pool alone": (giving(pools=(False,)), "of the small pool"),
+    "one of each pool": (giving(order=lambda keys: list(keys)[:1]), "of the large pool"),
+    "ten of each pool": (at_most_ten, "of the large pool"),
+    "all free blocks": (giving(keep=lambda b: True), "with a block in use stays"),
+    "no block on the left": (giving(keep=lambda b: b.before is None), "with a block in use stays"),
+    "no block on the right": (giving(keep=lambda b: b.after is None), "with a block in use stays"),
+    "a block on one side will do": (
+        giving(keep=lambda b: b.before is None or b.after is None),
+        "with a block in use stays",
     ),
-    "the largest of all if none fits": (
-        lambda free, *others: fit_in_one_pass(free, *others) or (free and (max(free), None)) or None,
-        "None if no block",
-    ),
-    "any stream": (best_of_all_streams, "the stream's own"),
-    "first fit": (fit(choose=lambda blocks: blocks[0]), "smallest that is large enough|lowest"),
-    "worst fit": (fit(choose=lambda blocks: max(blocks, key=lambda b: (b[1], -b[2]))), "the smallest that"),
-    "worst fit within limits": (largest_that_may_be_had, "the smallest that"),
-    "lowest address first": (fit(choose=lambda blocks: min(blocks, key=lambda b: b[2])), "the smallest that"),
-    "the last of equals": (fit(choose=lambda blocks: min(blocks, key=lambda b: (b[1], -b[2]))), "lowest address"),
-    "the first of equals": (fit(choose=lambda blocks: min(blocks, key=lambda b: b[1])), "lowest address"),
-    "an empty rest": (fit(small_rest=0), "an exact fit"),
-    "more than 512": (fit(small_rest=513), "small pool"),
-    "never split": (fit(small_rest=math.inf, large_rest=math.inf), "what is split off"),
-    "1 MiB is split off": (fit(large_rest=MIB), "large pool: what stays"),
-    "cut and lost": (fit(keep=False), "large pool: what stays"),
-    "2 MiB before a split": (fit(large_rest=2 * MIB + 1), "large pool: what is split off"),
-    "the rest at the start": (fit(move=0), "what is split off"),
-    "two lists": (lambda *a: (found := fit_in_one_pass(*a)) and [*found], "a tuple"),
-    "floats": (
-        lambda *a: (found := fit_in_one_pass(*a)) and ((found[0][0], found[0][1] / 1, found[0][2]), found[1]),
-        "a float",
-    ),
-    "oversize from one byte above": (fit(oversize=1), "which blocks it may not have"),
-    "oversize for all": (
-        lambda free, size, stream, small, max_split_size=0: fit()(free, size, stream, small),
-        "may not have",
-    ),
-    "nothing with an oversize block about": (no_limits_with_one, "all else as ever"),
-    "never split with a limit": (
-        lambda free, size, stream, small, limit=math.inf: fit(
-            *[min, *[math.inf if limit < math.inf else n for n in (512, MIB + 1)]]
-        )(free, size, stream, small, limit),
-        "all else as ever",
-    ),
-    "oversize requests are split": (fit(whole=False), "its block stays whole"),
-    "20 MiB larger is fine": (fit(beyond=20 * MIB + 1), "a request ≥ max_split_size: which"),
-    "any size for oversize requests": (fit(beyond=math.inf), "a request ≥ max_split_size: which"),
-    "pops": (popping, "free stays as it is"),
-    "sorts in place": (sorting, "free stays as it is"),
-    "handed out once": (memory(handed_out_once), "free stays as it is"),
-    "the block alone": (
-        lambda *a: found[0] if (found := fit_in_one_pass(*a)) and not found[1] else found,
-        "compare the form",
-    ),
-}
-
-# ---------------------------------------------------------------- coalescing
-
-
-def give_back_by_index(blocks, address):
-    """Find the index, look left and right."""
-    index = next((i for i, b in enumerate(blocks) if b[0] == address and b[2] == "used"), None)
-    if index is None:
-        raise ValueError(address)
-    low = index - (index > 0 and blocks[index - 1][2] == "free")
-    high = index + (index + 1 < len(blocks) and blocks[index + 1][2] == "free")
-    joined = (blocks[low][0], sum(b[1] for b in blocks[low : high + 1]), "free")
-    return [*blocks[:low], joined, *blocks[high + 1 :]]
-
-
-def give_back_by_edges(blocks, address):
-    """Start from the used blocks alone: what lies between them is free. A subclass of ValueError."""
-
-    class DoubleFree(ValueError):
-        pass
-
-    kept = [block for block in blocks if block[2] == "used" and block[0] != address]
-    if len(kept) + 1 != sum(block[2] == "used" for block in blocks):
-        raise DoubleFree
-    result, at = [], blocks[0][0]
-    for start, size, state in [*kept, (sum(blocks[-1][:2]), 0, "end")]:
-        if at < start:
-            result.append(Piece(at, start - at, "free"))
-        result.append(Piece(start, size, state))
-        at = start + size
-    return result[:-1]
-
-
-class Piece(NamedTuple):
-    address: int
-    size: int
-    state: str
-
-
-def coalesce(left=True, right=True, both=None, alone=True, size=True, start=True, strict=True, pair=tuple):
-    """Coalescing with chosen faults."""
-
-    def answer(blocks, address):
-        index = next((i for i, b in enumerate(blocks) if b[0] == address and (b[2] == "used" or not strict)), None)
-        if index is None:
-            raise ValueError(address)
-        work = list(blocks)
-        sides = [index > 0 and work[index - 1][2] == "free", index + 1 < len(work) and work[index + 1][2] == "free"]
-        sides = (both or sides) if all(sides) else [sides[0] and left, sides[1] and right]
-        if not any(sides) and not alone:
-            return work
-        low, high = index - sides[0], index + sides[1]
-        at = work[low if start else index][0]
-        length = sum(b[1] for b in work[low : high + 1]) if size else work[index][1]
-        work[low : high + 1] = [pair((at, length, "free"))]
-        return work
-
-    return answer
-
-
-def compacting(blocks, address):
-    """Moves all free bytes to the end."""
-    result = give_back_by_index(blocks, address)
-    used = [b for b in result if b[2] == "used"]
-    at, out = blocks[0][0], []
-    for _, size, _ in used:
-        out.append((at, size, "used"))
-        at += size
-    return [*out, (at, sum(b[1] for b in result if b[2] == "free"), "free")]
-
-
-def round_the_corner(blocks, address):
-    """blocks[i - 1] of the first block is the last one."""
-    index = next((i for i, b in enumerate(blocks) if b[0] == address and b[2] == "used"), None)
-    if index == 0 and len(blocks) > 1 and blocks[-1][2] == "free":
-        return give_back_by_index([blocks[-1], *blocks[:-1]], address)
-    return give_back_by_index(blocks, address)
-
-
-def in_place(blocks, address):
-    blocks[:] = give_back_by_index(blocks, address)
-    return blocks
-
-
-def index_error(blocks, address):
-    index = [b[0] for b in blocks].index(address)
-    _ = blocks[index + 1]
-    return give_back_by_index(blocks, address)
-
-
-def any_block_with_bytes_there(blocks, address):
-    """Frees the used block that the address lies in."""
-    for start, size, state in blocks:
-        if state == "used" and start <= address < start + size:
-            return give_back_by_index(blocks, start)
-    raise ValueError(address)
-
-
-def between_the_used(blocks, address):
-    """Looks for the address between the first used block and the last one."""
-    used = [block for block in blocks if block[2] == "used"]
-    if not used[0][0] <= address <= used[-1][0]:
-        raise ValueError(address)
-    return give_back_by_index(blocks, address)
-
-
-def rounded_down(blocks, address):
-    """Frees the block that an aligned address lies in."""
-    return (any_block_with_bytes_there if address % 512 == 0 else give_back_by_index)(blocks, address)
-
-
-def key_error(blocks, address):
-    try:
-        return give_back_by_index(blocks, address)
-    except ValueError:
-        raise KeyError(address) from None
-
-
-WRONG_COALESCE = {
-    "free only where it joins": (coalesce(alone=False), "no free neighbour"),
-    "an error for the last block": (index_error, "IndexError"),
-    "the last block is left of the first": (round_the_corner, "no free neighbour|a free block on the right"),
-    "lists": (coalesce(pair=list), "a tuple"),
-    "compaction": (compacting, "no free neighbour"),
-    "never left": (coalesce(left=False, both=[False, True]), "on the left"),
-    "left only with right": (coalesce(left=False), "on the left"),
-    "sizes not added": (coalesce(size=False), "on the left"),
-    "the old address": (coalesce(start=False), "on the left"),
-    "float sizes": (spoilt(give_back_by_index, lambda got, *_: [(a, s / 1, t) for a, s, t in got]), "a float"),
-    "never right": (coalesce(right=False, both=[True, False]), "on the right"),
-    "right only with left": (coalesce(right=False), "on the right"),
-    "left else right": (coalesce(both=[True, False]), "on both sides"),
-    "right else left": (coalesce(both=[False, True]), "on both sides"),
-    "in place": (in_place, "the argument stays as it is"),
-    "a double free passes": (coalesce(strict=False), "ValueError if"),
-    "an address inside will do": (any_block_with_bytes_there, "ValueError if"),
-    "nothing happens": (
-        lambda blocks, address: (
-            give_back_by_index(blocks, address) if (address in {b[0] for b in blocks if b[2] == "used"}) else blocks
+    "the small pool first": (giving(pools=(True, False)), "the order"),
+    "from the end of the list": (giving(order=lambda keys: list(keys)[::-1]), "the order"),
+    "by address": (giving(order=lambda keys: sorted(keys, key=lambda key: key[2])), "the order"),
+    "by size": (giving(order=lambda keys: sorted(keys, key=lambda key: key[1])), "the order"),
+    "the number of segments": (giving(result=len), "bytes given back"),
+    "nothing returned": (giving(result=lambda sizes: None), "bytes given back"),
+    "floats": (giving(result=lambda sizes: float(sum(sizes))), "a float"),
+    "the last one's bytes": (giving(result=lambda sizes: ([0, *sizes])[-1]), "bytes given back"),
+    "None for nothing": (giving(result=lambda sizes: sum(sizes) or None), "bytes given back"),
+    "what was cached": (
+        lambda allocator: (
+            giving()(allocator) + sum(size for keys in allocator.free_lists.values() for _, size, _ in keys[:0]) + 1
         ),
-        "got: *'no exception'",
+        "bytes given back",
     ),
-    "a KeyError": (key_error, "got: *KeyError"),
-    "an IndexError without used blocks": (between_the_used, "got: *IndexError"),
-    "an aligned address inside will do": (rounded_down, "ValueError if"),
 }
 
 # ---------------------------------------------------------------- post-mortem
 
-
-def post_mortem_in_order(message, segments):
-    """The numbers by their units, in their order; loops."""
-    scale = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-    words = message.replace(". ", " ").split()
-    sizes = [float(a) * scale[b] for a, b in itertools.pairwise(words) if b in scale]
-    requested, capacity, free, _, allocated, cached = sizes
-    hole = 0
-    for segment in segments:
-        for block in segment["blocks"]:
-            if block["state"] == "inactive" and block["size"] > hole:
-                hole = block["size"]
-    verdict = "held elsewhere"
-    if requested + allocated > capacity:
-        verdict = "does not fit"
-    elif requested <= free + cached:
-        verdict = "fragmented"
-    return {
-        "requested": requested,
-        "capacity": capacity,
-        "free": free,
-        "allocated": allocated,
-        "cached": cached,
-        "largest_hole": hole,
-        "verdict": verdict,
-    }
+UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 
 
-def post_mortem_by_pattern(message, segments):
-    """One regular expression; whole numbers, another kind of dictionary, an entry more."""
-    number = r"([\d.]+) (bytes|[KMG]iB)"
-    pattern = f"allocate {number}.*capacity of {number} of which {number}.*memory {number} is alloc.*and {number} is"
-    read = re.search(pattern, message).groups()
-    sizes = [
-        round(float(read[i]) * 2 ** (10 * ["bytes", "KiB", "MiB", "GiB"].index(read[i + 1]))) for i in range(0, 10, 2)
-    ]
-    found = OrderedDict(zip(("requested", "capacity", "free", "allocated", "cached"), sizes, strict=True))
-    blocks = itertools.chain.from_iterable(segment["blocks"] for segment in segments)
-    found["largest_hole"] = reduce(max, (b["size"] for b in blocks if b["state"] == "inactive"), 0)
-    fits = found["requested"] <= found["capacity"] - found["allocated"]
-    there = found["requested"] - found["free"] <= found["cached"]
-    found["verdict"] = ("fragmented" if there else "held elsewhere") if fits else "does not fit"
-    found["note"] = "anything else"
+def post_mortem_by_pattern(message, snapshot):
+    """One regular expression, sums over generators."""
+    pattern = rf"allocate {SIZE}\. GPU (\d+) has a total capacity of {SIZE} of which {SIZE} is free"
+    match = re.search(pattern, message)
+    sizes = [float(match[k]) * UNITS[match[k + 1]] for k in (1, 4, 6)]
+    segments = [s for s in snapshot["segments"] if str(s["device"]) == match[3]]
+    blocks = [(b["size"], b["state"], len(s["blocks"])) for s in segments for b in s["blocks"]]
+    found = OrderedDict(zip(("requested", "capacity", "free"), sizes, strict=True))
+    found["reserved"] = sum(size for size, _, _ in blocks)
+    found["allocated"] = sum(size for size, state, _ in blocks if state == "active_allocated")
+    found["inactive_split_bytes"] = sum(size for size, state, n in blocks if state == "inactive" and n > 1)
+    found["largest_hole"] = max([0, *(size for size, state, _ in blocks if state == "inactive")])
+    found["outside"] = sizes[1] - sizes[2] - found["reserved"]
+    if sizes[1] - found["allocated"] < sizes[0]:
+        found["verdict"] = "does not fit"
+    elif sizes[0] <= sizes[2] + found["reserved"] - found["allocated"]:
+        found["verdict"] = "fragmented"
+    else:
+        found["verdict"] = "held elsewhere"
     return found
 
 
-def post_mortem(edit):
-    """The right answer, spoilt by edit(found, message, segments)."""
+def post_mortem_word_by_word(message, snapshot):
+    """The words in order; loops with counters; NumPy's integers."""
+    words = message.replace(". ", " ").split()
+    numbers = [float(a) * UNITS[b] for a, b in itertools.pairwise(words) if b in UNITS]
+    gpu = int(words[words.index("GPU") + 1])
+    allocated = reserved = split = np.int64(0)
+    largest = 0
+    for segment in snapshot["segments"]:
+        if segment["device"] != gpu:
+            continue
+        reserved += segment["total_size"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                allocated += block["size"]
+            if block["state"] == "inactive":
+                largest = max(largest, block["size"])
+                split += block["size"] if block["size"] != segment["total_size"] else 0
+    requested, capacity, free = numbers[:3]
+    verdicts = ["held elsewhere", "fragmented", "does not fit"]
+    number = 2 if requested + allocated > capacity else int(free + reserved - allocated >= requested)
+    return {
+        "requested": requested, "capacity": capacity, "free": free, "allocated": allocated, "reserved": reserved,
+        "outside": capacity - free - reserved, "inactive_split_bytes": split, "largest_hole": largest,
+        "verdict": verdicts[number],
+    }  # fmt: skip
 
-    def answer(message, segments):
-        found = post_mortem_in_order(message, segments)
-        edit(found, message, segments)
-        return found
+
+def examined(key, value, **others):
+    """The right answer but for one entry: value(message, the message's own segments, the right answer)."""
+
+    def answer(message, snapshot):
+        right = post_mortem_word_by_word(message, snapshot)
+        gpu = int(message.split("GPU ")[1].split()[0])
+        mine = [s for s in snapshot["segments"] if s["device"] == gpu]
+        return right | {key: value(message, mine, right)}
 
     return answer
 
 
-def in_units(key, before, scale):
-    """Reads one field with these units; another unit is taken for bytes."""
-
-    def edit(found, message, segments):
-        number, unit = message.split(before)[1].split()[:2]
-        found[key] = float(number) * scale.get(unit.rstrip("."), 1)
-
-    return post_mortem(edit)
-
-
-def decimal_units(found, message, segments):
-    found["requested"] = found["requested"] / GIB * 1e9
-
-
-def strings(found, message, segments):
-    found["capacity"] = f"{found['capacity']}"
-
-
-def in_use_for_allocated(found, message, segments):
-    number, unit = message.split("this process has ")[1].split()[:2]
-    found["allocated"] = float(number) * {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}[unit]
-
-
-def swapped(found, message, segments):
-    found["allocated"], found["cached"] = found["cached"], found["allocated"]
-
-
 def without(key):
-    return post_mortem(lambda found, message, segments: found.pop(key))
+    return lambda *a: {k: v for k, v in post_mortem_word_by_word(*a).items() if k != key}
 
 
-def holes(pick, states=("inactive",)):
-    """largest_hole as pick(sizes of each segment)."""
+def in_units(mark, units):
+    def read(message, mine, right):
+        number, unit = message.split(mark)[1].split()[:2]
+        return float(number) * units.get(unit.rstrip("."), 1)
 
-    def edit(found, message, segments):
-        sizes = [[b["size"] for b in s["blocks"] if b["state"] in states] for s in segments]
-        found["largest_hole"] = pick(sizes) if any(sizes) else 0
-
-    return post_mortem(edit)
+    return read
 
 
-def requested_hole(found, message, segments):
-    blocks = (b for s in segments for b in s["blocks"] if b["state"] == "inactive")
-    found["largest_hole"] = max((b["requested_size"] for b in blocks), default=0)
+def one_digit(message, snapshot):
+    return post_mortem_word_by_word(re.sub(r"GPU (\d)\d*", r"GPU \1", message), snapshot)
 
 
-def large_pool_hole(found, message, segments):
-    blocks = (b for s in segments if s["segment_type"] == "large" for b in s["blocks"] if b["state"] == "inactive")
-    found["largest_hole"] = max((b["size"] for b in blocks), default=0)
+def all_devices(message, snapshot):
+    gpu = int(message.split("GPU ")[1].split()[0])
+    return post_mortem_word_by_word(message, {"segments": [s | {"device": gpu} for s in snapshot["segments"]]})
 
 
-def first_streams_hole(found, message, segments):
-    blocks = (b for s in segments if s["stream"] == 0 for b in s["blocks"] if b["state"] == "inactive")
-    found["largest_hole"] = max((b["size"] for b in blocks), default=0)
+def blocks(mine, *states):
+    return [b["size"] for s in mine for b in s["blocks"] if b["state"] in states]
 
 
-def one_digit(found, message, segments):
-    found["requested"] = found["requested"] if re.search(r"GPU \d has", message) else 0.0
+def judged(choose):
+    """The verdict as choose(requested, capacity, free, allocated, reserved, the right one)."""
+    keys = ("requested", "capacity", "free", "allocated", "reserved", "verdict")
+    return examined("verdict", lambda m, mine, right: choose(*(right[key] for key in keys)))
 
 
-def by_the_hole(found, message, segments):
-    """Fragmented only if no hole is large enough, which the task doesn't say."""
-    if found["verdict"] == "fragmented" and found["largest_hole"] >= found["requested"]:
-        found["verdict"] = "held elsewhere"
-
-
-def fits_a_hole(found, message, segments):
-    if found["largest_hole"] >= found["requested"]:
-        found["verdict"] = "fragmented"
-
-
-def no_default(found, message, segments):
-    found["largest_hole"] = max(b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive")
-
-
-def verdict(choose):
-    """The verdict as choose(requested, capacity, free, allocated, cached, the right one)."""
-
-    def edit(found, message, segments):
-        numbers = (found[key] for key in ("requested", "capacity", "free", "allocated", "cached"))
-        found["verdict"] = choose(*numbers, found["verdict"])
-
-    return post_mortem(edit)
-
-
-MIB_AND_GIB = {"MiB": MIB, "GiB": GIB}
+BIG = {"MiB": MIB, "GiB": GIB}
 WRONG_POST_MORTEM = {
-    "decimal units": (post_mortem(decimal_units), "requested, in bytes"),
-    "requested has no KiB": (in_units("requested", "allocate ", MIB_AND_GIB), "requested, in bytes"),
+    "decimal units": (
+        examined("requested", in_units("allocate ", {"KiB": 1e3, "MiB": 1e6, "GiB": 1e9})),
+        "requested, in bytes",
+    ),
+    "requested has no KiB": (examined("requested", in_units("allocate ", BIG)), "requested, in bytes"),
     "no entry requested": (without("requested"), "no entry 'requested'"),
-    "None": (lambda message, segments: None, "no entry"),
-    "strings": (post_mortem(strings), "capacity, in bytes"),
-    "capacity has no KiB": (in_units("capacity", "capacity of ", MIB_AND_GIB), "capacity, in bytes"),
-    "GPU 0 alone": (
-        lambda message, segments: (
-            post_mortem_in_order(message, segments) | {"capacity": float("GPU 0 has" in message) * 2}
+    "None": (lambda message, snapshot: None, "no entry"),
+    "strings": (examined("capacity", lambda m, mine, right: f"{right['capacity']}"), "capacity, in bytes"),
+    "capacity has no KiB": (examined("capacity", in_units("capacity of ", BIG)), "capacity, in bytes"),
+    "free has no KiB": (examined("free", in_units("of which ", BIG)), "free, in bytes"),
+    "free without unit": (examined("free", in_units("of which ", {})), "free, in bytes"),
+    "GPUs 0 to 9": (one_digit, "allocated, in bytes"),
+    "all GPUs": (all_devices, "only the GPU of the message"),
+    "the first GPU's": (
+        lambda message, snapshot: (
+            post_mortem_word_by_word(
+                message,
+                {"segments": [s for s in snapshot["segments"] if s["device"] == snapshot["segments"][0]["device"]]},
+            )
+            if snapshot["segments"] and len({s["device"] for s in snapshot["segments"]}) > 1
+            else post_mortem_word_by_word(message, snapshot)
         ),
-        "capacity, in bytes",
+        "only the GPU of the message",
     ),
-    "free without unit": (in_units("free", "of which ", {}), "free, in bytes"),
-    "free has no KiB": (in_units("free", "of which ", MIB_AND_GIB), "free, in bytes"),
-    "in use for allocated": (post_mortem(in_use_for_allocated), "allocated, in bytes"),
-    "allocated has no KiB": (in_units("allocated", "allocated memory ", MIB_AND_GIB), "allocated, in bytes"),
-    "swapped": (post_mortem(swapped), "allocated, in bytes"),
-    "no entry cached": (without("cached"), "no entry 'cached'"),
-    "cached has no KiB": (in_units("cached", "PyTorch, and ", MIB_AND_GIB), "cached, in bytes"),
-    "the sum of the holes": (holes(lambda sizes: sum(map(sum, sizes))), "largest_hole, with"),
-    "the first segment's": (holes(lambda sizes: max(sizes[0], default=0)), "largest_hole, with"),
-    "the last hole": (holes(lambda sizes: [s for s in sizes if s][-1][-1]), "largest_hole, with"),
-    "the largest segment's holes": (holes(lambda sizes: max(map(sum, sizes))), "largest_hole, with"),
+    "outside of all GPUs": (
+        lambda message, snapshot: (
+            (found := post_mortem_word_by_word(message, snapshot))
+            | {"outside": found["capacity"] - found["free"] - sum(s["total_size"] for s in snapshot["segments"])}
+        ),
+        "only the GPU of the message",
+    ),
+    "a verdict of all GPUs": (
+        lambda *a: post_mortem_word_by_word(*a) | {"verdict": all_devices(*a)["verdict"]},
+        "only the GPU of the message",
+    ),
+    "a verdict of the message's numbers": (
+        examined(
+            "verdict",
+            lambda m, mine, right: (
+                "does not fit"
+                if right["requested"] + (a := in_units("Of the allocated memory ", UNITS)(m, mine, right))
+                > right["capacity"]
+                else "fragmented"
+                if right["free"] + in_units("by PyTorch, and ", UNITS)(m, mine, right) >= right["requested"] + 0 * a
+                else "held elsewhere"
+            ),
+        ),
+        "verdict",
+    ),
+    "pending is allocated": (
+        examined("allocated", lambda m, mine, right: sum(blocks(mine, "active_allocated", "active_pending_free"))),
+        "allocated, in bytes",
+    ),
+    "what was requested": (
+        examined(
+            "allocated",
+            lambda m, mine, right: sum(
+                b["requested_size"] for s in mine for b in s["blocks"] if b["state"] == "active_allocated"
+            ),
+        ),
+        "allocated, in bytes",
+    ),
+    "the message's allocated": (
+        examined("allocated", in_units("Of the allocated memory ", UNITS)),
+        "allocated, in bytes",
+    ),
+    "float sums": (examined("allocated", lambda m, mine, right: float(right["allocated"])), "a float"),
+    "reserved is active": (
+        examined("reserved", lambda m, mine, right: right["allocated"]),
+        "reserved, in bytes",
+    ),
+    "reserved without the whole": (
+        examined("reserved", lambda m, mine, right: sum(s["total_size"] for s in mine if len(s["blocks"]) > 1)),
+        "reserved, in bytes",
+    ),
+    "split is all that is free": (
+        examined("inactive_split_bytes", lambda m, mine, right: sum(blocks(mine, "inactive"))),
+        "inactive_split_bytes, in bytes",
+    ),
+    "split is a count": (
+        examined("inactive_split_bytes", lambda m, mine, right: len(blocks(mine, "inactive"))),
+        "inactive_split_bytes, in bytes",
+    ),
+    "split is what is not allocated": (
+        examined("inactive_split_bytes", lambda m, mine, right: right["reserved"] - right["allocated"]),
+        "inactive_split_bytes, in bytes",
+    ),
+    "the sum of the holes": (
+        examined("largest_hole", lambda m, mine, right: sum(blocks(mine, "inactive"))),
+        "largest_hole, in bytes",
+    ),
+    "the first hole": (
+        examined("largest_hole", lambda m, mine, right: [*blocks(mine, "inactive"), 0][0]),
+        "largest_hole, in bytes",
+    ),
+    "the last hole": (
+        examined("largest_hole", lambda m, mine, right: [0, *blocks(mine, "inactive")][-1]),
+        "largest_hole, in bytes",
+    ),
+    "the largest segment's holes": (
+        examined("largest_hole", lambda m, mine, right: max((sum(blocks([s], "inactive")) for s in mine), default=0)),
+        "largest_hole, in bytes",
+    ),
     "pending is a hole": (
-        holes(lambda sizes: max(map(max, sizes)), ("inactive", "active_pending_free")),
-        "largest_hole",
+        examined(
+            "largest_hole", lambda m, mine, right: max(blocks(mine, "inactive", "active_pending_free"), default=0)
+        ),
+        "largest_hole, in bytes",
     ),
-    "what was requested of a hole": (post_mortem(requested_hole), "largest_hole, with blocks"),
-    "holes of the large pool": (post_mortem(large_pool_hole), "largest_hole, with blocks"),
-    "holes of the first stream": (post_mortem(first_streams_hole), "largest_hole, with blocks"),
-    "GPUs 0 to 9": (post_mortem(one_digit), "requested, in bytes"),
-    "fragmented by the hole": (post_mortem(by_the_hole), "verdict 'fragmented'"),
-    "a hole that would do": (post_mortem(fits_a_hole), "verdict 'does not fit'"),
-    "no default": (post_mortem(no_default), "largest_hole, with no such block"),
+    "None for no hole": (
+        examined("largest_hole", lambda m, mine, right: max(blocks(mine, "inactive"), default=None)),
+        "largest_hole, in bytes",
+    ),
+    "no default": (examined("largest_hole", lambda m, mine, right: max(blocks(mine, "inactive"))), "ValueError"),
+    "what was requested of a hole": (
+        examined(
+            "largest_hole",
+            lambda m, mine, right: max(
+                (b["requested_size"] for s in mine for b in s["blocks"] if b["state"] == "inactive"), default=0
+            ),
+        ),
+        "largest_hole, in bytes",
+    ),
+    "outside of the allocated": (
+        examined("outside", lambda m, mine, right: right["capacity"] - right["free"] - right["allocated"]),
+        "outside, in bytes",
+    ),
+    "all that is used": (
+        examined("outside", lambda m, mine, right: right["capacity"] - right["free"]),
+        "outside, in bytes",
+    ),
+    "outside is never negative": (
+        examined("outside", lambda m, mine, right: max(0, right["outside"])),
+        "outside, in bytes",
+    ),
     "one byte short of the capacity": (
-        verdict(lambda r, c, f, a, k, right: "does not fit" if r + a >= c else right),
+        judged(lambda r, c, f, a, k, right: "does not fit" if r + a >= c else right),
         "verdict '(fragmented|held elsewhere)'",
     ),
     "fragmented first": (
-        verdict(lambda r, c, f, a, k, right: "fragmented" if f + k >= r else right),
+        judged(lambda r, c, f, a, k, right: "fragmented" if f + k - a >= r else right),
         "verdict 'does not fit'",
     ),
     "too large": (
-        verdict(lambda r, c, f, a, k, right: "too large" if right == "does not fit" else right),
+        judged(lambda r, c, f, a, k, right: "too large" if right == "does not fit" else right),
         "verdict 'does not fit'",
     ),
     "strictly more": (
-        verdict(lambda r, c, f, a, k, right: "held elsewhere" if right == "fragmented" and f + k <= r else right),
+        judged(lambda r, c, f, a, k, right: "held elsewhere" if right == "fragmented" and f + k - a <= r else right),
         "verdict 'fragmented'",
     ),
     "cached alone": (
-        verdict(lambda r, c, f, a, k, right: "held elsewhere" if right == "fragmented" and k < r else right),
+        judged(lambda r, c, f, a, k, right: "held elsewhere" if right == "fragmented" and k - a < r else right),
+        "verdict 'fragmented'",
+    ),
+    "free alone": (
+        judged(lambda r, c, f, a, k, right: "held elsewhere" if right == "fragmented" and f < r else right),
+        "verdict 'fragmented'",
+    ),
+    "by the hole": (
+        examined(
+            "verdict",
+            lambda m, mine, right: (
+                "held elsewhere"
+                if right["verdict"] == "fragmented" and right["largest_hole"] >= right["requested"]
+                else right["verdict"]
+            ),
+        ),
         "verdict 'fragmented'",
     ),
     "all that fits is fragmented": (
-        verdict(lambda r, c, f, a, k, right: "fragmented" if right == "held elsewhere" else right),
+        judged(lambda r, c, f, a, k, right: "fragmented" if right == "held elsewhere" else right),
+        "verdict 'held elsewhere'",
+    ),
+    "reserved counts as free": (
+        judged(lambda r, c, f, a, k, right: "fragmented" if right == "held elsewhere" and f + k >= r else right),
         "verdict 'held elsewhere'",
     ),
 }
@@ -707,6 +502,12 @@ def entry(key, value):
     return lambda model, opt: (right := fixed_bytes_by_loops(model, opt)) | {key: value(model, opt, right[key])}
 
 
+def left_over(model, optimizer, right):
+    """A frozen parameter's old gradient is counted, too."""
+    trained = [p for p in model.parameters() if p.requires_grad or p.grad is not None]
+    return sum(-(-p.nbytes // 512) * 512 for p in trained)
+
+
 def existing_gradients(model, optimizer, right):
     return sum(-(-p.grad.nbytes // 512) * 512 for p in model.parameters() if p.grad is not None)
 
@@ -756,6 +557,7 @@ def reads(model, optimizer):
 
 
 WRONG_FIXED = {
+    "the gradients that are left of the frozen": (entry("gradients", left_over), "gradients, in bytes"),
     "the sum rounded up": (fixed(each=False), "parameters, in bytes"),
     "four bytes for all": (fixed(itemsize=4), "parameters, in bytes"),
     "tied twice": (fixed(tied=True), "parameters, in bytes"),
@@ -938,112 +740,320 @@ WRONG_PREFETCH = {
     "one buffer unused": (prefetch(back=lambda k, depth: k - max(1, depth - 1)), "as fast as it can be"),
 }
 
+# ---------------------------------------------------------------- a matmul on the roofline
+
+
+def cost_by_ceil(m, k, n, tile, itemsize, peak, bandwidth):
+    """math.ceil, and one term for each matrix."""
+    a = m * k * math.ceil(n / tile)
+    b = k * n * math.ceil(m / tile)
+    size = (a + b + m * n) * itemsize
+    work = m * n * (k + k)
+    times = {"arithmetic": work / peak, "bytes": size / bandwidth}
+    limit = max(times, key=times.get)
+    return OrderedDict(
+        limit=limit, seconds=times[limit], intensity=work / size, bytes=np.int64(size), flops=np.int64(work)
+    )
+
+
+def cost_by_tiles(m, k, n, tile, itemsize, peak, bandwidth):
+    """A row of tiles at a time; which side of the ridge it is on, by fractions."""
+    heights = [min(tile, m - top) for top in range(0, m, tile)]
+    widths = [min(tile, n - left) for left in range(0, n, tile)]
+    elements = sum(h * k + k * w + h * w for h in heights for w in widths)
+    size, flops = elements * itemsize, 2 * m * n * k
+    by_bytes = Fraction(size) / Fraction(bandwidth) > Fraction(flops) / Fraction(peak)
+    seconds = size / bandwidth if by_bytes else flops / peak
+    limit = "bytes" if by_bytes else "arithmetic"
+    return {"flops": flops, "bytes": size, "intensity": flops / size, "seconds": seconds, "limit": limit}
+
+
+def cost_by_the_roofline(m, k, n, tile, itemsize, peak, bandwidth):
+    """min(P, I·B), as the lesson has it."""
+    found = cost_by_ceil(m, k, n, tile, itemsize, peak, bandwidth)
+    rate = min(peak, found["intensity"] * bandwidth)
+    limit = "bytes" if found["intensity"] * bandwidth < peak else "arithmetic"
+    return found | {"seconds": found["flops"] / rate, "limit": limit}
+
+
+def cost(key, value):
+    """The right answer but for one entry: value(the right answer, m, k, n, tile, itemsize, peak, bandwidth)."""
+    return lambda *a: (right := cost_by_ceil(*a)) | {key: value(right, *a)}
+
+
+def moved(count):
+    """Bytes by count(m, k, n, tiles in a column of C, tiles in a row)."""
+    return cost(
+        "bytes", lambda right, m, k, n, t, size, *_: size * int(count(m, k, n, math.ceil(m / t), math.ceil(n / t)))
+    )
+
+
+WRONG_MATMUL = {
+    "half the FLOPs": (cost("flops", lambda right, *_: right["flops"] // 2), "flops, an int"),
+    "n³": (cost("flops", lambda right, m, k, n, *_: 2 * n**3), "flops, an int"),
+    "float FLOPs": (cost("flops", lambda right, *_: 2.0 * right["flops"] / 2), "a float"),
+    "2k - 1": (cost("flops", lambda right, m, k, n, *_: m * n * (2 * k - 1)), "flops, an int"),
+    "None": (lambda *a: None, "no entry 'flops'"),
+    "each element once": (moved(lambda m, k, n, i, j: m * k + k * n + m * n), "bytes, an int"),
+    "no tiles": (moved(lambda m, k, n, i, j: 2 * m * n * k + m * n), "bytes, an int"),
+    "A and B exchanged": (moved(lambda m, k, n, i, j: m * k * i + k * n * j + m * n), "bytes, an int"),
+    "C not written": (moved(lambda m, k, n, i, j: m * k * j + k * n * i), "bytes, an int"),
+    "C read, too": (moved(lambda m, k, n, i, j: m * k * j + k * n * i + 2 * m * n), "bytes, an int"),
+    "edges forgotten": (
+        cost("bytes", lambda right, m, k, n, t, size, *_: size * (m * k * (n // t) + k * n * (m // t) + m * n)),
+        "bytes, an int",
+    ),
+    "edges padded": (
+        moved(lambda m, k, n, i, j: (m * k * j + k * n * i + m * n) if i * j == 1 else i * j * k * 2 * 16 + m * n),
+        "bytes, an int",
+    ),
+    "fractions of tiles": (
+        cost("bytes", lambda right, m, k, n, t, size, *_: size * (2 * m * k * n / t + m * n)),
+        "bytes, an int",
+    ),
+    "four bytes": (
+        cost("bytes", lambda right, m, k, n, t, size, *_: right["bytes"] // size * 4),
+        "bytes, an int",
+    ),
+    "float bytes": (cost("bytes", lambda right, *_: float(right["bytes"])), "a float"),
+    "bytes a FLOP": (cost("intensity", lambda right, *_: 1 / right["intensity"]), "intensity"),
+    "FLOPs an element": (
+        cost("intensity", lambda right, m, k, n, t, size, *_: right["intensity"] * size),
+        "intensity",
+    ),
+    "whole FLOPs a byte": (cost("intensity", lambda right, *_: right["flops"] // right["bytes"]), "intensity"),
+    "one after the other": (
+        cost(
+            "seconds", lambda right, m, k, n, t, s, peak, bandwidth: right["flops"] / peak + right["bytes"] / bandwidth
+        ),
+        "seconds",
+    ),
+    "the faster one": (
+        cost(
+            "seconds",
+            lambda right, m, k, n, t, s, peak, bandwidth: min(right["flops"] / peak, right["bytes"] / bandwidth),
+        ),
+        "seconds",
+    ),
+    "arithmetic alone": (
+        cost("seconds", lambda right, m, k, n, t, s, peak, bandwidth: right["flops"] / peak),
+        "seconds",
+    ),
+    "limits exchanged": (
+        cost("limit", lambda right, *_: {"bytes": "arithmetic", "arithmetic": "bytes"}[right["limit"]]),
+        "limit",
+    ),
+    "always arithmetic": (cost("limit", lambda right, *_: "arithmetic"), "limit 'bytes'"),
+    "always bytes": (cost("limit", lambda right, *_: "bytes"), "limit 'arithmetic'"),
+    "bytes if it is a draw": (
+        cost(
+            "limit",
+            lambda right, m, k, n, t, s, peak, bandwidth: (
+                "bytes" if right["bytes"] / bandwidth >= right["flops"] / peak else "arithmetic"
+            ),
+        ),
+        "limit 'arithmetic'",
+    ),
+    "memory": (
+        cost("limit", lambda right, *_: "memory" if right["limit"] == "bytes" else "arithmetic"),
+        "limit 'bytes'",
+    ),
+}
+
+# ---------------------------------------------------------------- a plan
+
+
+def together(one, other):
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def planned(order, meet=together, step=512):
+    """First fit: the lowest place, tensors in an order."""
+
+    def answer(tensors):
+        places = {}
+        for k in sorted(range(len(tensors)), key=lambda k: order(tensors[k])):
+            taken = sorted((places[j], places[j] + tensors[j][2]) for j in places if meet(tensors[k], tensors[j]))
+            place = 0
+            for start, end in taken:
+                if start - place >= tensors[k][2]:
+                    break
+                place = max(place, end)
+            places[k] = place
+        return [places[k] // 512 * step for k in range(len(tensors))]
+
+    return answer
+
+
+by_size = planned(lambda t: (-t[2], t[0]))
+
+
+def plan_by_the_best_of_orders(tensors):
+    """Several orders, the shortest arena."""
+    orders = [
+        lambda t: t[0],
+        lambda t: -t[2],
+        lambda t: (-t[2], t[1]),
+        lambda t: t[0] - t[1],
+        lambda t: (t[0] - t[1]) * t[2],
+    ]
+    plans = [planned(order)(tensors) for order in orders]
+    return min(plans, key=lambda plan: max((p + t[2] for p, t in zip(plan, tensors, strict=True)), default=0))
+
+
+def plan_on_a_grid(tensors):
+    """The largest first, on a grid of what is taken at each event; the lowest row of free cells."""
+    if not tensors:
+        return []
+    events = sorted({t for birth, death, _ in tensors for t in (birth, death)})
+    column = {event: k for k, event in enumerate(events)}
+    spans: dict[int, list[tuple[int, int]]] = {k: [] for k in range(len(events))}
+    result = [0] * len(tensors)
+    for k in sorted(range(len(tensors)), key=lambda k: tensors[k][2], reverse=True):
+        birth, death, size = tensors[k]
+        columns = range(column[birth], column[death])
+        place = 0
+        for start, end in sorted({span for c in columns for span in spans[c]}):
+            if start >= place + size:
+                break
+            place = max(place, end)
+        for c in columns:
+            spans[c].append((place, place + size))
+        result[k] = np.int64(place)
+    return result
+
+
+def stacked(tensors):
+    return [sum(size for _, _, size in tensors[:k]) for k in range(len(tensors))]
+
+
+def downwards(tensors):
+    """The right plan, with its top at 0."""
+    return [-place - size for place, (_, _, size) in zip(by_size(tensors), tensors, strict=True)]
+
+
+def in_place(tensors):
+    found = by_size(tensors)
+    tensors.sort(key=lambda t: -t[2])
+    return found
+
+
+def emptied(tensors):
+    found = by_size(tensors)
+    tensors.clear()
+    return found
+
+
+WRONG_PLANS = {
+    "a tuple": (lambda tensors: tuple(by_size(tensors)), "expected: *a list"),
+    "a dictionary": (lambda tensors: dict(enumerate(by_size(tensors))), "expected: *a list"),
+    "one too few": (lambda tensors: by_size(tensors)[:-1], "a list with an offset for each"),
+    "an error for none": (lambda tensors: by_size(tensors) if tensors[0] else [], "IndexError"),
+    "floats": (lambda tensors: [float(place) for place in by_size(tensors)], "offsets are ints"),
+    "negative offsets": (downwards, "offsets are ints"),
+    "in units of 512": (planned(lambda t: -t[2], step=1), "offsets are ints"),
+    "all at 0": (lambda tensors: [0] * len(tensors), "share no byte"),
+    "lives that share their last event": (
+        planned(lambda t: -t[2], lambda a, b: a[0] < b[1] - 1 and b[0] < a[1] - 1),
+        "share no byte",
+    ),
+    "only those born before": (
+        planned(lambda t: -t[2], lambda a, b: b[0] <= a[0] < b[1]),
+        "share no byte",
+    ),
+    "in the wrong order": (
+        lambda tensors: by_size(sorted(tensors, key=lambda t: -t[2])),
+        "share no byte",
+    ),
+    "sorts in place": (in_place, "tensors stays as it is"),
+    "empties": (emptied, "tensors stays as it is"),
+    "stacked": (stacked, "an arena at most"),
+    "in the order of birth": (planned(lambda t: t[0]), "an arena at most"),
+    "in the order of death": (planned(lambda t: t[1]), "an arena at most"),
+    "the smallest first": (planned(lambda t: t[2]), "an arena at most"),
+}
+
 # ---------------------------------------------------------------- what the tasks promise
 
-BLOCK = "the block: a multiple of 512 bytes, no larger than it must be"
-BELOW, FROM_ON = "a request < max_split_size: ", "a request ≥ max_split_size: "
+LARGE, SMALL = "every free segment of the large pool", "every free segment of the small pool"
+STAYS, RETURNED = "a segment with a block in use stays", "the bytes given back are returned, an int"
+ORDER = "the order: the large pool first, each pool as in its list"
+ONLY = "only the GPU of the message counts"
 NAMES = "a list with a copy and a compute for each batch, and no others"
 UNTOUCHED = "nothing is computed, and the model stays as it is"
+APART, WHOLE = "tensors that are there together share no byte", "offsets are ints, at least 0 and multiples of 512"
+LENGTH, ARENA = "a list with an offset for each tensor", "an arena at most 6% longer than it must be"
 # words of the task, the item that holds them, the wrong answer that breaks them
 PROMISES = {
-    "plan": [
-        ("`plan(size, divisions=1)`", BLOCK, "two divisions by default"),
-        ("request of `size` ≥ 1 bytes", BLOCK, "256 bytes"),
-        ("Return the tuple", BLOCK, "a list"),
-        ("the rounded bytes", BLOCK, "one step too many"),
-        ('`"small"` or `"large"`', 'the pool: "small" or "large"', "pools in capitals"),
-        ("the bytes of the segment if a new one is needed", "the segment of the small pool", "one small MiB"),
-        ("Bytes are `int`", BLOCK, "floats"),
-        ("Bytes are `int`", "the segment of a request from 10 MiB on", "float segments"),
-        ("With `divisions=1`, the default", BLOCK, "powers of two without divisions"),
-        ("as in the rules above", 'the pool: "small" or "large"', "a large MiB"),
-        ("as in the rules above", "the segment of a large block below 10 MiB", "a block as segment"),
-        ("as in the rules above", "the segment of a request from 10 MiB on", "20 MiB for 10"),
-        ("as in the rules above", "the segment of a request from 10 MiB on", "segments not rounded"),
-        ("the block is the smallest multiple", "the block, with divisions", "no divisions"),
-        ("the largest power of two that is ≤ `size`", "the block, with divisions", "the next power of two"),
-        (
-            "All other requests round to 512 bytes",
-            "the block, with divisions: requests that are not large enough for them",
-            "divisions for small requests",
-        ),
-        ("segment follow from the rounded size", "pool and segment follow from the rounded size", "segment by request"),
-    ],
-    "fit": [
-        ("in any order", "the smallest that is large enough", "first fit"),
-        ("the block handed out", "large pool: what stays in one piece", "cut and lost"),
-        ("Return the tuple `(block, rest)`", "the block is the stream's own", "two lists"),
-        ("`free` stays as it is", "free stays as it is", "handed out once"),
-        ("in the same form", "an exact fit: rest is None", "floats"),
-        ("the free block left over", "small pool: what is split off", "the rest at the start"),
-        ("`rest` is `None` if nothing is split off", "an exact fit: rest is None", "an empty rest"),
-        ("`None` if there is no block", "None if no block is large enough", "an error for an empty list"),
-        ("`None` if there is no block", "None if no block is large enough", "the largest of all if none fits"),
-        ("`free` stays as it is", "free stays as it is", "pops"),
-        ("`free` stays as it is", "free stays as it is", "sorts in place"),
-        ("Rules 4 and 5 hold", "the block is the stream's own", "any stream"),
-        ("Rules 4 and 5 hold", "the smallest that is large enough", "worst fit"),
-        ("Rules 4 and 5 hold", "the lowest address among equals", "the last of equals"),
-        ("Rules 4 and 5 hold", "small pool: what is split off", "more than 512"),
-        ("Rules 4 and 5 hold", "large pool: what stays in one piece", "1 MiB is split off"),
-        ("Rules 4 and 5 hold", "large pool: what is split off", "2 MiB before a split"),
-        ("Rules 4 and 5 hold, and three more", BELOW + "all else as ever", "never split with a limit"),
-        ("may not have a block ≥", BELOW + "which blocks it may not have", "oversize from one byte above"),
-        ("may not have a block ≥", BELOW + "all else as ever", "nothing with an oversize block about"),
-        ("no block is split, it gets the whole one", FROM_ON + "its block stays whole", "oversize requests are split"),
-        ("20 MiB or more larger", FROM_ON + "which blocks it may not have", "20 MiB larger is fine"),
-    ],
     "give_back": [
-        ("Return the list", "no free neighbour: only the state changes", "float sizes"),
-        ("of such tuples", "no free neighbour: only the state changes", "lists"),
-        ("after the used block at `address` has been freed", "no free neighbour: only the state changes", "compaction"),
-        ("has been freed", "no free neighbour: only the state changes", "free only where it joins"),
-        ("by rule 6", "a free block on the left", "left only with right"),
-        ("by rule 6", "a free block on the right", "right only with left"),
-        ("by rule 6", "free blocks on both sides", "left else right"),
-        ("The argument stays as it is", "the argument stays as it is", "in place"),
-        ("If no used block starts", "ValueError if no used block starts there", "a double free passes"),
-        ("block starts at `address`", "ValueError if no used block starts there", "an address inside will do"),
-        ("raise `ValueError`", "ValueError if no used block starts there", "a KeyError"),
-        (
-            "no used block starts at `address`",
-            "ValueError if no used block starts there",
-            "an aligned address inside will do",
-        ),
-        ("Raises ValueError", "ValueError if no used block starts there", "nothing happens"),
+        ("give every segment of the allocator that is one free block back", LARGE, "the small pool alone"),
+        ("give every segment of the allocator that is one free block back", SMALL, "the large pool alone"),
+        ("give every segment of the allocator that is one free block back", LARGE, "ten of each pool"),
+        ("return the bytes given back, an `int`", RETURNED, "floats"),
+        ("return the bytes given back", RETURNED, "the number of segments"),
+        ("The large pool comes first", ORDER, "the small pool first"),
+        ("within a pool the order is that of its free list", ORDER, "by address"),
+        ("A segment with a block in use stays", STAYS, "all free blocks"),
+        ("so do its free blocks", STAYS, "no block on the left"),
+        ("so do its free blocks", STAYS, "the free lists emptied"),
+        ("is a sorted list", LARGE, "a list that changes under the loop"),
+        ("bytes given back.", RETURNED, "nothing returned"),
     ],
     "post_mortem": [
-        ("The GPU's number and the sizes vary", "capacity, in bytes", "GPU 0 alone"),
-        ("The GPU's number and the sizes vary", "requested, in bytes", "GPUs 0 to 9"),
+        ("the message says which GPU it is about", ONLY, "the first GPU's"),
+        ("only that one counts", ONLY, "all GPUs"),
         ("Return a dictionary", "requested, in bytes", "None"),
-        ("`requested`", "requested, in bytes", "no entry requested"),
-        ("`capacity`", "capacity, in bytes", "strings"),
-        ("`free`", "free, in bytes", "free without unit"),
-        ("`allocated`", "allocated, in bytes", "in use for allocated"),
-        ("`cached` (reserved but unallocated)", "cached, in bytes", "no entry cached"),
-        ("in bytes, read from the message", "requested, in bytes", "decimal units"),
-        ("Each number comes as", "requested, in bytes", "requested has no KiB"),
-        ("Each number comes as", "capacity, in bytes", "capacity has no KiB"),
-        ("Each number comes as", "free, in bytes", "free has no KiB"),
-        ("Each number comes as", "allocated, in bytes", "allocated has no KiB"),
-        ("Each number comes as", "cached, in bytes", "cached has no KiB"),
-        ("the size of the largest block", "largest_hole, with blocks in state 'inactive'", "the sum of the holes"),
-        (
-            "the size of the largest block",
-            "largest_hole, with blocks in state 'inactive'",
-            "what was requested of a hole",
-        ),
-        ("in the segments", "largest_hole, with blocks in state 'inactive'", "holes of the large pool"),
-        ('with state `"inactive"`', "largest_hole, with blocks in state 'inactive'", "pending is a hole"),
-        ("in the segments", "largest_hole, with blocks in state 'inactive'", "the first segment's"),
-        ("(0 if there is none)", "largest_hole, with no such block", "no default"),
+        ("`requested`, `capacity`, `free`", "requested, in bytes", "no entry requested"),
+        ("`requested`, `capacity`, `free`", "free, in bytes", "free without unit"),
+        ("read from the message", "requested, in bytes", "decimal units"),
+        ("where a number comes as", "requested, in bytes", "requested has no KiB"),
+        ("where a number comes as", "capacity, in bytes", "capacity has no KiB"),
+        ("where a number comes as", "free, in bytes", "free has no KiB"),
+        ('bytes of the blocks in state `"active_allocated"`', "allocated, in bytes", "pending is allocated"),
+        ("`reserved`: bytes of the segments", "reserved, in bytes", "reserved without the whole"),
+        ("capacity - free - reserved", "outside, in bytes", "all that is used"),
+        ("in segments that are not one free block", "inactive_split_bytes, in bytes", "split is all that is free"),
+        ("bytes of the free blocks", "inactive_split_bytes, in bytes", "split is a count"),
+        ("size of the largest free block", "largest_hole, in bytes", "the sum of the holes"),
+        ("0 if there is none", "largest_hole, in bytes", "None for no hole"),
+        ('only `"inactive"` is free', "largest_hole, in bytes", "pending is a hole"),
+        ("each block has `size` and `state`", "largest_hole, in bytes", "what was requested of a hole"),
         ("the first that applies", "verdict 'does not fit'", "fragmented first"),
-        ('`"does not fit"`', "verdict 'does not fit'", "too large"),
+        ('`"does not fit"` if', "verdict 'does not fit'", "too large"),
         ("requested + allocated > capacity", "verdict 'fragmented'", "one byte short of the capacity"),
-        ('`"fragmented"`', "verdict 'fragmented'", "cached alone"),
-        ("free + cached ≥ requested", "verdict 'fragmented'", "strictly more"),
-        ("free + cached ≥ requested", "verdict 'fragmented'", "fragmented by the hole"),
-        ('`"held elsewhere"`', "verdict 'held elsewhere'", "all that fits is fragmented"),
+        ('`"fragmented"` if free + reserved - allocated ≥ requested', "verdict 'fragmented'", "strictly more"),
+        ('`"fragmented"` if free + reserved - allocated ≥ requested', "verdict 'fragmented'", "cached alone"),
+        ('else `"held elsewhere"`', "verdict 'held elsewhere'", "all that fits is fragmented"),
+        ("Bytes from the snapshot are `int`", "allocated, in bytes", "float sums"),
+    ],
+    "matmul_cost": [
+        ("Return a dictionary", "flops, an int", "None"),
+        ("a multiplication and an addition count as two", "flops, an int", "half the FLOPs"),
+        ("both `int`", "flops, an int", "float FLOPs"),
+        ("both `int`", "bytes, an int", "float bytes"),
+        ("elements of `itemsize` bytes", "bytes, an int", "four bytes"),
+        ("those at the edges are smaller", "bytes, an int", "edges forgotten"),
+        ("all the rows of `A` and columns of `B` that it needs are read once", "bytes, an int", "each element once"),
+        ("an m×k and a k×n matrix", "bytes, an int", "A and B exchanged"),
+        ("each element of `C` is written once", "bytes, an int", "C not written"),
+        ("`intensity` in FLOP a byte", "intensity", "bytes a FLOP"),
+        ("both at the same time", "seconds", "one after the other"),
+        ("the least time that it can take", "seconds", "the faster one"),
+        ('`"bytes"` if moving them takes longer', "limit 'bytes'", "always arithmetic"),
+        ('else `"arithmetic"`', "limit 'arithmetic'", "bytes if it is a draw"),
+    ],
+    "plan": [
+        ("Return a list", LENGTH, "a tuple"),
+        ("with the offset of each", LENGTH, "one too few"),
+        ("in the same order", APART, "in the wrong order"),
+        ("an `int` ≥ 0", WHOLE, "negative offsets"),
+        ("an `int` ≥ 0", WHOLE, "floats"),
+        ("a multiple of 512", WHOLE, "in units of 512"),
+        ("Two tensors that are there at the same event may not share a byte", APART, "all at 0"),
+        ("from event `birth` to event `death`", APART, "lives that share their last event"),
+        ("`tensors` stays as it is", "tensors stays as it is", "sorts in place"),
+        ("may be empty", LENGTH, "an error for none"),
+        ("at most 6 % longer than that", ARENA, "in the order of birth"),
     ],
     "fixed_bytes": [
         ("Return a dictionary", "parameters, in bytes", "one number"),
@@ -1052,8 +1062,9 @@ PROMISES = {
         ("`buffers` (persistent or not)", "buffers, in bytes", "persistent buffers"),
         ("`buffers`", "buffers, in bytes", "no buffers"),
         ("each tensor is a block of its own, rounded up", "parameters, in bytes", "the sum rounded up"),
-        ("`requires_grad=False` has no gradient", "gradients, in bytes", "gradients of the frozen"),
-        ("no gradient and no state", "optimizer, in bytes", "states of the frozen"),
+        ("`requires_grad=False` no gradient", "gradients, in bytes", "gradients of the frozen"),
+        ("no gradient and no state is counted", "optimizer, in bytes", "states of the frozen"),
+        ("not even a `.grad` that is left", "gradients, in bytes", "the gradients that are left of the frozen"),
         ("a tied one counts once", "parameters, in bytes", "tied twice"),
         ("so does a buffer that two modules share", "buffers, in bytes", "a shared buffer twice"),
         ("every dtype has its own size", "parameters, in bytes", "four bytes for all"),
@@ -1091,7 +1102,7 @@ PROMISES = {
         ("not by the order on an engine", "no buffer is overwritten while it is read", "the engines' order"),
         ("copies of later batches overlap with the compute", "as fast as it can be", "one stream"),
         ("as early as `schedule` and `depth` buffers allow", "as fast as it can be", "one buffer unused"),
-        ("even if it then takes longer for some batches", "as fast as it can be", "two buffers at most"),
+        ("even if copies or computes then take longer", "as fast as it can be", "two buffers at most"),
         (
             "whatever the durations are",
             "a compute starts after its copy, whatever the durations",
@@ -1100,15 +1111,45 @@ PROMISES = {
     ],
 }
 CONTEXT = {
-    "plan": ["is PyTorch's setting", 'Bytes of the block, "small" or "large"'],
-    "fit": ["Write `fit(", "`small` says which pool", "The block for a rounded", "None if nothing fits."],
     "give_back": [
         "Write `give_back(",
-        "`blocks` is one segment:",
-        "in the order of addresses",
-        "The segment with the used",
+        "by `allocator.cuda_free(block)`",
+        "and `allocator.blocks[address]`",
+        "The allocators below are",
+        "Give all segments that hold nothing",
     ],
-    "post_mortem": ["Write `post_mortem(", "the rest belongs to", "floats are fine", "largest_hole in bytes, and a"],
+    "post_mortem": [
+        "Write `post_mortem(",
+        "`snapshot[",
+        "Segments of all GPUs",
+        "`verdict`, the first",
+        "those from the message",
+        "`allocated`:",
+        "bytes of the segments;",
+        "`outside`:",
+        "what `nvidia-smi` shows",
+        "`inactive_split_bytes`:",
+        "`largest_hole`:",
+        "What an out-of-memory message",
+    ],
+    "matmul_cost": [
+        "Write `matmul_cost(",
+        "The device does",
+        "and `limit`:",
+        "flops, bytes, intensity, seconds and limit",
+    ],
+    "plan": [
+        "Write `plan(",
+        "`tensors` is a list of lives",
+        "`size` is a multiple",
+        "two that aren't may",
+        "The *arena* is",
+        "No plan can be shorter",
+        "The check's cell first draws",
+        "overlaps are bright red",
+        "The offset of each tensor",
+        "on other lives any plan",
+    ],
     "fixed_bytes": ["Write `fixed_bytes(", "State:", "Bytes of parameters, buffers"],
     "prefetch_schedule": [
         "Write `prefetch_schedule(",
@@ -1120,30 +1161,30 @@ CONTEXT = {
 
 
 CHECKS = {
-    "plan": check.plan,
-    "fit": check.fit,
     "give_back": check.give_back,
     "post_mortem": check.post_mortem,
     "fixed_bytes": check.fixed_bytes,
+    "matmul_cost": check.matmul_cost,
     "prefetch_schedule": check.prefetch_schedule,
+    "plan": check.plan,
 }
 ANSWERS = answers("15-07", given={"Op": Op})
 STUBS = answers("15-07", edit=student_source, given={"Op": Op})
 RIGHT = {
-    "plan": [plan_by_modulo, plan_by_bits],
-    "fit": [fit_in_one_pass, fit_by_filters],
-    "give_back": [give_back_by_index, give_back_by_edges],
-    "post_mortem": [post_mortem_in_order, post_mortem_by_pattern],
+    "give_back": [give_back_by_blocks, give_back_while_there_is_one],
+    "post_mortem": [post_mortem_by_pattern, post_mortem_word_by_word],
     "fixed_bytes": [fixed_bytes_by_loops, fixed_bytes_by_storages],
+    "matmul_cost": [cost_by_ceil, cost_by_tiles, cost_by_the_roofline],
     "prefetch_schedule": [prefetch_filled_first, prefetch_by_buffers],
+    "plan": [plan_by_the_best_of_orders, plan_on_a_grid, planned(lambda t: t[0] - t[1])],
 }
 WRONG = {
-    "plan": WRONG_PLAN,
-    "fit": WRONG_FIT,
-    "give_back": WRONG_COALESCE,
+    "give_back": WRONG_GIVE_BACK,
     "post_mortem": WRONG_POST_MORTEM,
     "fixed_bytes": WRONG_FIXED,
+    "matmul_cost": WRONG_MATMUL,
     "prefetch_schedule": WRONG_PREFETCH,
+    "plan": WRONG_PLANS,
 }
 
 

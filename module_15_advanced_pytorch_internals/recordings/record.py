@@ -1,41 +1,49 @@
-"""Record what 15-07 measures on a GPU, so that its tests can hold the simulated allocator against the real one.
+"""Record a GPU's allocator, so that the tests of 15-07 can hold its allocator against the real one.
 
-Needs an NVIDIA GPU and writes two files beside this one:
+Needs an NVIDIA GPU and writes a file beside this one:
 
-    allocator_history.json.gz   the caching allocator's own history, from an empty process: training with a varying
-                                batch size, empty_cache, two streams, an out-of-memory error
-    gpu_measurements.json       copy bandwidths, roofline points, and the timelines of a loop with and without prefetch
+    training_history.json.gz    the caching allocator's own history, from an empty process: training with a varying
+                                batch size, empty_cache, two streams, an out-of-memory error (histories.py says in
+                                which form)
 
-Each names the machine and the versions.
+It names the machine and the versions. With settings of the allocator that aren't the default (PYTORCH_ALLOC_CONF)
+nothing is recorded: the notebook's allocator has the default's rules.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
-import json
 import platform
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from module_15_advanced_pytorch_internals.recordings.histories import pack
+
 FOLDER = Path(__file__).parent
 COMMAND = "python -m module_15_advanced_pytorch_internals.recordings.record"
-ENTRIES = 1_000_000  # more events than the work below makes, so that none is lost
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Record. Returns 1, with a line that says why, on a machine without an NVIDIA GPU."""
     import torch
 
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Record what 15-07 measures on an NVIDIA GPU.")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Record the allocator of an NVIDIA GPU.")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the file is written")
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print(
             "This machine has no CUDA device, so there is nothing to record. Nothing was written.",
+            file=sys.stderr,
+        )
+        return 1
+    from shared.histories import record_history, unusual_settings
+
+    if unusual := unusual_settings():
+        print(
+            f"The allocator's settings aren't the default: {unusual}. Unset PYTORCH_ALLOC_CONF and "
+            "PYTORCH_CUDA_ALLOC_CONF, and start again. Nothing was written.",
             file=sys.stderr,
         )
         return 1
@@ -47,12 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
         "python": platform.python_version(),
         "command": COMMAND,
     }
-    history = machine | _history()  # first: the process has allocated nothing on the GPU yet
-    packed = gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0)
-    (args.folder / "allocator_history.json.gz").write_bytes(packed)
-    measured = machine | {"copies": _copies(), "roofline": _roofline(), "timelines": _timelines()}
-    (args.folder / "gpu_measurements.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(history['trace']):,} allocator events and the measurements are in {args.folder}")
+    history = record_history(_work)  # first: the process has allocated nothing on the GPU yet
+    packed = pack(history["before"], history["trace"], history["after"], **machine)
+    (args.folder / "training_history.json.gz").write_bytes(packed)
+    print(f"{len(history['trace']):,} allocator events are in {args.folder}")
     return 0
 
 
@@ -66,35 +72,14 @@ def _net() -> Any:
     ).cuda()
 
 
-def _history() -> dict[str, Any]:
-    """Segments before (none, in an empty process), every event, and segments after; addresses, sizes and streams."""
+def _work() -> None:
     import torch
 
-    segments = torch.cuda.memory._snapshot()["segments"]
-    torch.cuda.memory._record_memory_history(max_entries=ENTRIES, context=None)
-    try:
-        _train((64, 128, 96, 256, 32))
-        torch.cuda.empty_cache()
-        _train((128, 64))
-        _two_streams()
-        _out_of_memory()
-        after = torch.cuda.memory._snapshot()
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    trace = after["device_traces"][torch.cuda.current_device()]
-    keys = ("action", "addr", "size", "stream", "device_free")
-    return {
-        "segments_before": [_plain(segment) for segment in segments],
-        "trace": [{key: event[key] for key in keys if key in event} for event in trace],
-        "segments_after": [_plain(segment) for segment in after["segments"]],
-    }
-
-
-def _plain(segment: dict) -> dict:
-    """A segment without Python frames."""
-    kept = {key: segment[key] for key in ("address", "total_size", "stream", "segment_type")}
-    blocks = [{key: b[key] for key in ("address", "size", "requested_size", "state")} for b in segment["blocks"]]
-    return kept | {"blocks": blocks}
+    _train((64, 128, 96, 256, 32))
+    torch.cuda.empty_cache()
+    _train((128, 64))
+    _two_streams()
+    _out_of_memory()
 
 
 def _train(sizes: tuple[int, ...]) -> None:
@@ -132,89 +117,6 @@ def _out_of_memory() -> None:
     total = torch.cuda.mem_get_info()[1]
     with contextlib.suppress(torch.OutOfMemoryError):
         torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-
-
-def _copies() -> list[dict[str, float]]:
-    """Bytes and seconds of copies to the GPU from pageable and from pinned memory."""
-    import torch
-
-    from shared.timing import compare
-
-    rows = []
-    for power in range(16, 29, 2):
-        pageable, target = torch.ones(2**power // 4), torch.empty(2**power // 4, device="cuda")
-        pinned = pageable.pin_memory()
-        ways = {
-            "pageable": lambda t=target, p=pageable: t.copy_(p),
-            "pinned": lambda t=target, p=pinned: t.copy_(p),
-        }
-        rows.append({"bytes": 2**power} | {name: timing.median for name, timing in compare(ways).items()})
-    return rows
-
-
-def _roofline() -> list[dict[str, Any]]:
-    """FLOPs, bytes and seconds of an elementwise operation, a reduction and matrix products."""
-    import torch
-
-    from shared.timing import measure
-
-    a = torch.rand(2**28, device="cuda")
-    out = torch.empty_like(a)
-    work: dict[str, tuple[Callable[[], object], int, int]] = {
-        "add": (lambda: torch.add(a, a, out=out), a.numel(), 12 * a.numel()),
-        "sum": (a.sum, a.numel(), 4 * a.numel()),
-    }
-    for n in (64, 256, 1024, 4096, 8192):
-        p = torch.rand(n, n, device="cuda")
-        work[f"matmul {n}"] = (lambda p=p: p @ p, 2 * n**3, 12 * n * n)
-    return [
-        {"name": name, "flops": flops, "bytes": size, "seconds": measure(run).median}
-        for name, (run, flops, size) in work.items()
-    ]
-
-
-def _timelines() -> dict[str, list[tuple[str, float, float]]]:
-    """(lane, start, end) in ms of copies and kernels: in one stream, and with the copies in a stream of their own."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    host = [torch.randn(4096, 3, 32, 32).pin_memory() for _ in range(6)]
-    model, side = _net(), torch.cuda.Stream()
-
-    def one_stream() -> None:
-        for x in host:
-            model(x.cuda(non_blocking=True)).sum().backward()
-
-    def overlapped() -> None:
-        with torch.cuda.stream(side):
-            ahead = host[0].cuda(non_blocking=True)
-        for following in [*host[1:], None]:
-            torch.cuda.current_stream().wait_stream(side)
-            x = ahead
-            x.record_stream(torch.cuda.current_stream())
-            if following is not None:
-                with torch.cuda.stream(side):
-                    ahead = following.cuda(non_blocking=True)
-            model(x).sum().backward()
-
-    found = {}
-    for name, loop in (("one stream", one_stream), ("overlapped", overlapped)):
-        loop()  # warm-up
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
-            loop()
-            torch.cuda.synchronize()
-        events = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        first = min(e.time_range.start for e in events)
-        found[name] = [
-            (
-                "copy" if "HtoD" in e.name else "compute",
-                round((e.time_range.start - first) / 1e3, 4),
-                round((e.time_range.end - first) / 1e3, 4),
-            )
-            for e in events
-        ]
-    return found
 
 
 if __name__ == "__main__":

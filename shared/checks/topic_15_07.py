@@ -6,7 +6,10 @@ The cases of an item differ from another's in what they ask, so that each wrong 
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -15,15 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared.checks.feedback import Trial, exercise
+from shared.histories import read_history
 
 MIB = 2**20
-
-
-def _plain(value: Any) -> Any:
-    """The value with named tuples as plain ones: either is a tuple."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return list(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _call(name: str, arguments: Sequence[Any]) -> str:
@@ -32,294 +29,153 @@ def _call(name: str, arguments: Sequence[Any]) -> str:
 
 # ---------------------------------------------------------------- 15-07.1
 
-
-def _block(size: int, divisions: int = 1) -> int:
-    """Oracle, by counting multiples."""
-    step = 512
-    if divisions > 1 and size > 512 * divisions:
-        step = max(2**k for k in range(64) if 2**k <= size) // divisions
-    return step * next(n for n in itertools.count(size // step) if step * n >= size)
+Layout = Sequence[tuple[bool, int, Sequence[tuple[int, str]]]]  # small, stream, (bytes, state) of each block
 
 
-def _pool(block: int) -> str:
-    return "small" if block <= MIB else "large"
+@dataclass(slots=True, eq=False)
+class _Block:
+    address: int
+    size: int
+    stream: int
+    small: bool
+    state: str
+    requested: int = 0
+    before: "_Block | None" = None
+    after: "_Block | None" = None
 
 
-def _segment(block: int) -> int:
-    if block <= MIB:
-        return 2 * MIB
-    return 20 * MIB if block < 10 * MIB else math.ceil(block / (2 * MIB)) * 2 * MIB
+class _Cache:
+    """As much of an allocator as the answer needs; it writes down what goes back to the driver."""
+
+    def __init__(self, segments: Layout) -> None:
+        self.blocks: dict[int, _Block] = {}
+        self.free_lists: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
+        self.freed: list[tuple[int, int]] = []  # address, bytes
+        self.reserved = sum(size for _, _, parts in segments for size, _ in parts)
+        at = 2**40
+        for small, stream, parts in segments:
+            before = None
+            for size, state in parts:
+                block = self.blocks[at] = _Block(at, size, stream, small, state, before=before)
+                if before is not None:
+                    before.after = block
+                if state == "inactive":
+                    insort(self.free_lists[small], (stream, size, at))
+                before, at = block, at + size
+            at += 2**30
+
+    def cuda_free(self, block: _Block) -> None:
+        if block.state != "inactive" or block.before is not None or block.after is not None:
+            raise ValueError(f"cuda_free of the block at {block.address}, which is a part of a segment that is in use")
+        self.free_lists[block.small].remove((block.stream, block.size, block.address))
+        del self.blocks[block.address]
+        self.reserved -= block.size
+        self.freed.append((block.address, block.size))
+
+    def state(self) -> tuple[dict, list, int]:
+        """What an answer may not change but by cuda_free."""
+        lists = {small: list(keys) for small, keys in self.free_lists.items()}
+        ends = [
+            (b.address, b.size, b.state, b.before and b.before.address, b.after and b.after.address)
+            for b in self.blocks.values()
+        ]
+        return lists, ends, self.reserved
 
 
-@exercise("15-07.1", "Rounding and pool choice", points=10)
-def plan(trial: Trial, answer: Any) -> None:
-    """`answer(size, divisions)` is (bytes of the block, "small" or "large", bytes of a new segment)."""
-    generator = random.Random(1)
-    edges = [512, 1024, MIB // 2, MIB, 2 * MIB, 9 * MIB, 10 * MIB, 12 * MIB, 20 * MIB, 21 * MIB, 2**33]
-    sizes = {edge + by for edge in edges for by in (-513, -512, -511, -1, 0, 1, 511, 512, 513)}
-    sizes |= {int(2 ** generator.uniform(0, 36)) for _ in range(60)}
-    cases: list[tuple[int, ...]] = [
-        arguments for size in sorted(sizes) if size > 0 for arguments in ((size,), (size, 1))
+def _whole(cache: _Cache) -> list[tuple[int, int]]:
+    """Oracle: address and bytes of the segments that are one free block, in the order in which they go back."""
+    segments = [b for b in cache.blocks.values() if b.state == "inactive" and b.before is None and b.after is None]
+    return [(b.address, b.size) for b in sorted(segments, key=lambda b: (b.small, b.stream, b.size, b.address))]
+
+
+def _give_back(allocator: Any) -> int:
+    """Stand-in."""
+    before = allocator.reserved
+    for small in (False, True):
+        for block in [allocator.blocks[address] for _, _, address in allocator.free_lists[small]]:
+            if not (block.before or block.after):
+                allocator.cuda_free(block)
+    return before - allocator.reserved
+
+
+def _caches(dice: random.Random, pools: Sequence[bool], split: bool) -> list[Layout]:
+    """Segments by chance: none, one, many; `split`: some with blocks in use, whose free blocks have such neighbours."""
+    in_use = ("active_allocated", "active_pending_free")
+    shapes = [["free"], ["free"], ["used"], ["free", "used"], ["used", "free"], ["free", "used", "free"]]
+    shapes += [["used", "free", "used"], ["used", "used"]]
+    found: list[Layout] = []
+    for number in (0, 1, 2, 3, 7, 12):
+        for _ in range(4):
+            segments = []
+            for _ in range(number):
+                small = dice.choice(pools)
+                shape = dice.choice(shapes) if split else ["free"]
+                unit = 512 if small else MIB
+                parts = [
+                    (unit * dice.randint(2, 9), "inactive" if part == "free" else dice.choice(in_use)) for part in shape
+                ]
+                segments.append((small, dice.choice((0, 0, 3)), parts))
+            found.append(segments)
+    return found
+
+
+def _show(segments: Layout) -> str:
+    rows = [
+        f"{'small' if small else 'large'}, stream {stream}: " + " | ".join(f"{state} {size}" for size, state in parts)
+        for small, stream, parts in segments
     ]
-    for divisions in (2, 4, 8, 16, 1024):
-        some = {512 * divisions + by for by in (-512, -511, -1, 0, 1, 512)} | {
-            2**k + by for k in (9, 16, 25) for by in (-1, 0, 1)
-        }
-        some |= {int(2 ** generator.uniform(0, 34)) for _ in range(30)} | {9 * MIB + 1}
-        cases += [(size, divisions) for size in sorted(some)]
+    return "segments: " + ("; ".join(rows) or "none")
 
-    def hold(entry: int, want: Callable[..., Any], concerns: Callable[..., bool]) -> None:
-        """Pool and segment are judged by the answer's own block: a wrong one is another item's matter."""
-        for arguments in cases:
-            name = _call("plan", arguments)
-            got = _plain(trial.call(name, lambda arguments=arguments: answer(*arguments)))
-            whole = isinstance(got, tuple) and len(got) == 3
-            size, divisions, block = arguments[0], (*arguments, 1)[1], got[0] if whole else _block(*arguments)
-            if not whole:
-                trial.equal(name, got, (block, _pool(block), _segment(block)))
-            elif concerns(size, divisions, block):
-                trial.equal(name, got[entry], want(size, divisions, block))
 
-    ask = "do this case on paper, rule by rule"
-    with trial.group("the block: a multiple of 512 bytes, no larger than it must be", hint=ask, see=1):
-        hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d == 1)
-    with trial.group("the block, with divisions: requests that are not large enough for them", hint=ask):
-        hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d > 1 and s <= 512 * d)
-    with trial.group("the block, with divisions", hint="compare with the example in the hint", see=2):
-        hold(0, lambda s, d, b: _block(s, d), lambda s, d, b: d > 1 and s > 512 * d)
-    with trial.group('the pool: "small" or "large"', hint="read rule 2 again; what of the limit itself?"):
-        hold(1, lambda s, d, b: _pool(b), lambda s, d, b: True)
-    with trial.group("the segment of the small pool", hint="rule 2 says it"):
-        hold(2, lambda s, d, b: _segment(b), lambda s, d, b: b <= MIB)
-    with trial.group("the segment of a large block below 10 MiB", hint="rule 3 says it"):
-        hold(2, lambda s, d, b: _segment(b), lambda s, d, b: MIB < b < 10 * MIB)
-    with trial.group("the segment of a request from 10 MiB on", hint="rule 3 says it; what of the limit itself?"):
-        hold(2, lambda s, d, b: _segment(b), lambda s, d, b: s >= 10 * MIB)
-    with trial.group(
-        "pool and segment follow from the rounded size", hint="which size did you compare, and which does the task say?"
-    ):
-        hold(2, lambda s, d, b: _segment(b), lambda s, d, b: s < 10 * MIB <= b)
+@exercise(
+    "15-07.1", "Give back what is cached", points=10, stand_in=lambda: _give_back, stand_in_name="a finished give_back"
+)
+def give_back(trial: Trial, answer: Any) -> None:
+    """`answer(allocator)` calls cuda_free for each segment that is one free block and returns their bytes."""
+    dice = random.Random(1)
+
+    def run(segments: Layout) -> tuple[_Cache, list[tuple[int, int]], Any]:
+        cache = _Cache(segments)
+        want = _whole(cache)
+        return cache, want, answer(cache)
+
+    items = {
+        "every free segment of the large pool": (False, "which of these segments did your loop not see, and why?", 2),
+        "every free segment of the small pool": (True, "which of these segments did your loop not see, and why?", 2),
+    }
+    for item, (small, hint, see) in items.items():
+        with trial.group(item, hint=hint, see=see):
+            for segments in _caches(dice, [small], split=False):
+                cache, want, _ = run(segments)
+                left = sorted(set(want) - set(cache.freed))
+                trial.equal(f"(address, bytes) of what stayed; {_show(segments)}", left, [])
+    with trial.group("a segment with a block in use stays", hint="look at this segment, block by block", see=1):
+        for segments in _caches(dice, [False, True], split=True):
+            cache, want, _ = run(segments)
+            trial.equal(f"what went back too much; {_show(segments)}", sorted(set(cache.freed) - set(want)), [])
+            rest, kept = _Cache(segments), cache.state()
+            for address, _ in cache.freed:
+                rest.cuda_free(rest.blocks[address])
+            for part, now, then in zip(("free lists", "blocks", "bytes reserved"), kept, rest.state(), strict=True):
+                trial.equal(f"{part} afterwards; {_show(segments)}", now, then)
+    with trial.group("the order: the large pool first, each pool as in its list", hint="read the task on the order"):
+        for segments in _caches(dice, [False, True], split=False):
+            cache, want, _ = run(segments)
+            trial.equal(_show(segments), cache.freed, [pair for pair in want if pair in cache.freed])
+    with trial.group("the bytes given back are returned, an int", hint="print what you return beside what went back"):
+        for segments in _caches(dice, [False, True], split=False):
+            cache, _, got = run(segments)
+            trial.equal(_show(segments), got, sum(size for _, size in cache.freed))
+            trial.equal(f"a second call; {_show(segments)}", answer(cache), 0)
 
 
 # ---------------------------------------------------------------- 15-07.2
-
-FreeBlock = tuple[int, int, int]
-Case = tuple[list[FreeBlock], int, int, bool, float]
-
-
-def _fit(
-    free: Sequence[FreeBlock], size: int, stream: int, small: bool, max_split_size: float = math.inf
-) -> tuple[FreeBlock, FreeBlock | None] | None:
-    """Oracle: a walk over the sorted list."""
-    for owner, found, address in sorted(free):
-        if owner == stream and found >= size:
-            oversize = size >= max_split_size
-            if (found >= max_split_size and not oversize) or (oversize and found - size >= 20 * MIB):
-                return None
-            rest = found - size
-            if rest >= 512 if small else (rest > MIB and not oversize):
-                return (stream, size, address), (stream, rest, address + size)
-            return (stream, found, address), None
-    return None
-
-
-def _fit_cases(dice: random.Random) -> dict[str, list[Case]]:
-    """Cases for each demand; the block that serves has only one trait that matters, the one that is asked for."""
-
-    def case(size: int, own: Sequence[int], others: Sequence[int] = (), limit: float = math.inf) -> Case:
-        """A request for the stream that has free blocks of sizes `own`; all around are blocks that are too small."""
-        small = size <= MIB
-        stream, *strangers = dice.sample(range(5), 3)
-        least = 512 if small else MIB + 512
-        below = [dice.randrange(least, size, 512) for _ in range(dice.randrange(3)) if size > least]
-        blocks = [(stream, found) for found in (*own, *below)]
-        blocks += [(dice.choice(strangers), found) for found in (*others, *below[:1])]
-        dice.shuffle(blocks)
-        free = [
-            (*block, 2**30 * place) for block, place in zip(blocks, dice.sample(range(60), len(blocks)), strict=True)
-        ]
-        return free, size, stream, small, limit
-
-    def choices(pick: Callable[[int, list[int]], tuple[list[int], list[int]]]) -> list[Case]:
-        """`pick` makes sizes of own and others' blocks from a request and larger sizes; none is near a threshold."""
-        cases = []
-        for n in range(40):
-            size = 512 * dice.randint(1, 2048) if n % 2 else MIB + 512 * dice.randint(1, 2**16)
-            step, least = (512, 1024) if n % 2 else (MIB // 2, 4 * MIB)
-            own, others = pick(size, sorted({size + least + step * dice.randrange(30) for _ in range(4)}))
-            limits = [math.inf, 20 * MIB + max(size, *own, *others)] + [size] * (size >= 20 * MIB)
-            cases.append(case(size, own, others, dice.choice(limits)))
-        return cases
-
-    def cuts(sizes: Sequence[int], lefts: Sequence[int]) -> list[Case]:
-        return [case(size, [size + left]) for size in sizes for left in lefts]
-
-    def limited(sizes: Callable[[int], list[tuple[int, list[int]]]]) -> list[Case]:
-        return [case(size, own, limit=m) for m in (20 * MIB, 21 * MIB, 500 * MIB) for size, own in sizes(m)]
-
-    small, large = (512, 5 * 512, MIB), (MIB + 512, 7 * MIB, 300 * MIB)
-    return {
-        "None if no block is large enough": [([], 512, 0, True, math.inf), *(case(s, []) for s in 4 * (small + large))],
-        "the block is the stream's own": choices(lambda s, more: (more[-1:] * dice.randrange(2), [s, *more])),
-        "the smallest that is large enough": choices(lambda s, more: (more, [])),
-        "the lowest address among equals": choices(lambda s, more: (more[:1] * 3, [])),
-        "an exact fit: rest is None": cuts(small + large, [0]),
-        "small pool: what is split off": cuts(small, [512, 1024]),
-        "large pool: what stays in one piece": cuts(large, [512, MIB - 512, MIB]),
-        "large pool: what is split off": cuts(large, [MIB + 512, 2 * MIB, 99 * MIB]),
-        "a request < max_split_size: which blocks it may not have": limited(
-            lambda m: [(m - 512, [m]), (m - 512, [m + MIB]), (2 * MIB, [m, m + 512]), (2 * MIB, [3 * m, 2 * m])]
-        ),
-        "a request < max_split_size: all else as ever": limited(
-            lambda m: [
-                (MIB, [MIB + 4096]),
-                (2 * MIB, [m, m - 512, 2 * m]),
-                (m - 9 * MIB, [m - 512]),
-                (m - 512, [m - 512]),
-            ]
-        ),
-        "a request ≥ max_split_size: its block stays whole": limited(
-            lambda m: [(s, [s + left]) for s in (m, m + 512, 2 * m) for left in (MIB + 512, 8 * MIB, 20 * MIB - 512)]
-        ),
-        "a request ≥ max_split_size: which blocks it may not have": limited(
-            lambda m: [(s, [s + left]) for s in (m, m + 512, 2 * m) for left in (20 * MIB, 20 * MIB + 512, 2**30)]
-        ),
-    }
-
-
-def _is_found(value: Any) -> bool:
-    """Whether it has the form (block, rest or None)."""
-    if not isinstance(value, tuple) or len(value) != 2:
-        return False
-    return all(
-        isinstance(block, tuple) and len(block) == 3 for block in value if block is not None or block is value[0]
-    )
-
-
-@exercise("15-07.2", "Best fit with splitting", points=15)
-def fit(trial: Trial, answer: Any) -> None:
-    """`answer(free, size, stream, small, max_split_size)` is (block, rest or None), or None."""
-    asked = {  # start of the item → hint, folded hint
-        "None": ("what does your code do when it has no block to choose from?", None),
-        "the block": ("whose memory is the block that you chose?", None),
-        "the": ("rule 4 says which of these blocks it is", 1),
-        "an exact": ("what is left over here, and is it a block?", None),
-        "a request": ("which of the three sentences on max_split_size is about this case?", 3),
-        "": ("what is left over, and what does rule 5 say of it?", 2),
-    }
-
-    every, earlier = _fit_cases(random.Random(2)), []
-    for item, cases in every.items():
-        hint, see = next(text for start, text in asked.items() if item.startswith(start))
-        with trial.group(item, hint=hint, see=see):
-            for case in cases:
-                arguments = case[:4] if case[4] == math.inf else case
-                name, want, told = _call("fit", arguments), _fit(*case), hint
-                got = _plain(trial.call(name, lambda a=arguments: answer(list(a[0]), *a[1:])))
-                earlier.append((arguments, got))
-                if got is not None and not _is_found(got):
-                    told = "compare the form of what you return with the task"
-                elif item.startswith("the") and got and want:  # what is cut off is another item's matter
-                    name, got, want = f"address of the block, {name}", got[0][2], want[0][2]
-                elif item.startswith("the"):
-                    told = "which rule says whether there is a block for this request?"
-                trial.equal(name, got, want, hint=told, see=see if told == hint else None)
-    with trial.group("free stays as it is", hint="what does a call of yours change that the next one sees?"):
-        for (free, *others), found in earlier:
-            if given := list(free):
-                again, name = answer(given, *others), _call("fit", (free, *others))
-                trial.equal(name, given, free)
-                trial.equal(f"once more {name}", _plain(again), found)
-
-
-# ---------------------------------------------------------------- 15-07.3
-
-Piece = tuple[int, int, str]
-
-
-def _give_back(blocks: Sequence[Piece], address: int) -> list[Piece]:
-    """Oracle: free bytes marked one by one (in units of 512), then read off again."""
-    owners = [
-        None if state == "free" or start == address else start
-        for start, size, state in blocks
-        for _ in range(size // 512)
-    ]
-    result, at = [], blocks[0][0]
-    for owner, units in itertools.groupby(owners):
-        size = 512 * len(list(units))
-        result.append((at, size, "free" if owner is None else "used"))
-        at += size
-    return result
-
-
-def _segments_around(left: str, right: str, dice: random.Random) -> Iterator[tuple[list[Piece], int]]:
-    """Segments, and the address of a used block with these neighbours: "used", "free" or "" for none."""
-    for _ in range(12):
-        states = [left, "used", right]
-        while left and len(states) < 7 and dice.random() < 0.6:
-            states.insert(0, "used" if states[0] == "free" else dice.choice(["used", "free"]))
-        freed = len(states) - 2
-        while right and len(states) < 9 and dice.random() < 0.6:
-            states.append("used" if states[-1] == "free" else dice.choice(["used", "free"]))
-        at, blocks, places = dice.choice([0, 512, 0x7F00_0000_0000]), [], []
-        for state in states:
-            places.append(at)
-            if state:
-                blocks.append((at, 512 * dice.randint(1, 9), state))
-                at += blocks[-1][1]
-        yield blocks, places[freed]
-
-
-@exercise("15-07.3", "Coalescing", points=15)
-def give_back(trial: Trial, answer: Any) -> None:
-    """`answer(blocks, address)` is the segment after the used block at `address` was freed."""
-    dice, every = random.Random(3), []
-    neighbours = {
-        "no free neighbour: only the state changes": [(a, b) for a in ("", "used") for b in ("", "used")],
-        "a free block on the left": [("free", "used"), ("free", "")],
-        "a free block on the right": [("used", "free"), ("", "free")],
-        "free blocks on both sides": [("free", "free")],
-    }
-    for item, pairs in neighbours.items():
-        cases = [case for left, right in pairs for case in _segments_around(left, right, dice)]
-        every += cases
-        with trial.group(item, hint="draw this segment before and after", see=1):
-            for blocks, address in cases:
-                name = _call("give_back", (blocks, address))
-                got = _plain(trial.call(name, lambda blocks=blocks, address=address: answer(list(blocks), address)))
-                trial.equal(name, got, _give_back(blocks, address))
-    with trial.group("the argument stays as it is", hint="which of your lines changes the list that was given?"):
-        for blocks, address in every:
-            given = list(blocks)
-            answer(given, address)
-            trial.equal(_call("give_back", (blocks, address)), given, blocks)
-    with trial.group("ValueError if no used block starts there"):
-        for blocks in ([(512, 1024, "free")], *(blocks for blocks, _ in every[::5])):
-            end = blocks[-1][0] + blocks[-1][1]
-            free = [start for start, _, state in blocks if state == "free"]
-            inside = [start + by for start, size, _ in blocks for by in (256, 512) if by < size]
-            for address in (*free, *inside, blocks[0][0] - 512, end):
-                error: object = "no exception"
-                try:
-                    answer(list(blocks), address)
-                except Exception as raised:
-                    error = raised
-                name = _call("give_back", (blocks, address))
-                hint = "a double free must not pass silently" if address in free else "what starts at this address?"
-                if isinstance(error, Exception):
-                    hint = "this is how your answer says that it can't be done; how does the task want it said?"
-                trial.that(name, isinstance(error, ValueError), expected="ValueError", got=repr(error), hint=hint)
-
-
-# ---------------------------------------------------------------- 15-07.4
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEFORE = {  # what the message says in front of each number
     "requested": "Tried to allocate ",
     "capacity": "has a total capacity of ",
     "free": " of which ",
-    "allocated": "Of the allocated memory ",
-    "cached": "allocated by PyTorch, and ",
 }
 
 
@@ -333,61 +189,82 @@ def _message(gpu: int, requested: str, capacity: str, free: str, in_use: str, al
     )
 
 
-def _post_mortem(message: str, segments: list[dict]) -> dict[str, Any]:
-    """Oracle: cut out what follows the words before each number."""
+def _post_mortem(message: str, snapshot: dict) -> dict[str, Any]:
+    """Oracle: cut out what follows the words before each number; add up block by block."""
     found: dict[str, Any] = {}
     for key, words in _BEFORE.items():
         number, unit = message[message.index(words) + len(words) :].split()[:2]
         found[key] = float(number) * _UNITS[unit.rstrip(".")]
-    sizes = [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
-    found["largest_hole"] = sorted([0, *sizes])[-1]
+    place = message.index(". GPU ") + len(". GPU ")
+    gpu = int(message[place : message.index(" has a total", place)])
+    found |= {"allocated": 0, "reserved": 0, "inactive_split_bytes": 0, "largest_hole": 0}
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"] if segment["device"] == gpu else ():
+            size, free = block["size"], block["state"] == "inactive"
+            found["reserved"] += size
+            found["allocated"] += size * (block["state"] == "active_allocated")
+            found["inactive_split_bytes"] += size * (free and size < segment["total_size"])
+            found["largest_hole"] = max(found["largest_hole"], size * free)
+    found["outside"] = found["capacity"] - found["free"] - found["reserved"]
     found["verdict"] = "held elsewhere"
-    if found["free"] + found["cached"] >= found["requested"]:
+    if found["free"] + found["reserved"] - found["allocated"] >= found["requested"]:
         found["verdict"] = "fragmented"
     if found["requested"] + found["allocated"] > found["capacity"]:
         found["verdict"] = "does not fit"
     return found
 
 
-def _snapshot(dice: random.Random, holes: Sequence[int], segments: int) -> list[dict]:
-    """Segments with these free blocks at places drawn by chance; the largest block is never a free one.
-
-    As in a real one, a block is larger than what was requested of it, and a free one may tell an old request.
-    """
+def _segments(dice: random.Random, gpu: int, shapes: Sequence[Sequence[tuple[int, str]]]) -> list[dict]:
+    """Segments of a GPU. As in a real one, a block is larger than what was requested of it."""
     found = []
-    for n in range(segments):
-        mine = [size for k, size in enumerate(holes) if k % segments == n]
-        parts = [(size, "inactive") for size in mine]
-        parts += [
-            (512 * dice.randint(1, 9999), dice.choice(["active_allocated", "active_pending_free"])) for _ in range(3)
-        ]
-        parts += [(2**36, "active_allocated"), (2**35, "active_pending_free")]
-        dice.shuffle(parts)
-        blocks, at = [], (n + 1) * 2**40
+    for n, parts in enumerate(shapes):
+        blocks, at = [], (n + 1) * 2**44
         for size, state in parts:
-            requested = size - dice.randint(1, 511)
+            requested = max(0, size - dice.randint(1, 511))
             blocks.append({"address": at, "size": size, "requested_size": requested, "state": state})
             at += size
         total = sum(size for size, _ in parts)
-        found.append({"address": (n + 1) * 2**40, "total_size": total, "blocks": blocks})
+        found.append({"device": gpu, "address": (n + 1) * 2**44, "total_size": total, "blocks": blocks})
+        active = sum(size for size, state in parts if state != "inactive")
+        used = sum(size for size, state in parts if state == "active_allocated")
+        found[-1] |= {"active_size": active, "allocated_size": used, "requested_size": used // 2}
         found[-1] |= {"stream": dice.randrange(3), "segment_type": dice.choice(["small", "large"])}
     return found
 
 
+def _shapes(dice: random.Random) -> list[list[list[tuple[int, str]]]]:
+    """Segments by chance: none, one, many; free blocks in front, behind, between, alone, and none at all."""
+    states = ("active_allocated", "active_pending_free")
+    kinds = ["f", "u", "fu", "uf", "fuf", "ufu", "uuf", "fufuf", "f", "ufuf"]
+    found = [[], [[(2 * MIB, "inactive")]], [[(2 * MIB, "active_allocated")]], [[(4 * MIB, states[1])]]]
+    for number in (1, 2, 3, 6):
+        for _ in range(6):
+            found.append(
+                [
+                    [
+                        (512 * dice.randint(1, 10**6), "inactive" if letter == "f" else dice.choice(states))
+                        for letter in dice.choice(kinds)
+                    ]
+                    for _ in range(number)
+                ]
+            )
+    return found
+
+
 @exercise(
-    "15-07.4",
+    "15-07.2",
     "The post-mortem of an OOM",
     points=20,
     stand_in=lambda: _post_mortem,
     stand_in_name="a finished post_mortem",
 )
 def post_mortem(trial: Trial, answer: Any) -> None:
-    """`answer(message, segments)` is a dictionary of bytes and a verdict."""
+    """`answer(message, snapshot)` is a dictionary of bytes and a verdict."""
     dice = random.Random(4)
-    usual, roomy = _snapshot(dice, [512], 1), _snapshot(dice, [2**36], 2)
 
     def entry(case: str, message: str, segments: list[dict], key: str) -> Any:
-        got = trial.call(case, lambda: answer(message, segments))
+        snapshot = {"segments": segments, "device_traces": [], "allocator_settings": {}}
+        got = trial.call(case, lambda: answer(message, snapshot))
         return got[key] if isinstance(got, Mapping) and key in got else f"no entry {key!r} in {got!r}"
 
     def size() -> str:
@@ -397,50 +274,69 @@ def post_mortem(trial: Trial, answer: Any) -> None:
 
     texts = [[size() for _ in range(6)] for _ in range(40)]
     texts += [["512 bytes", "80.00 GiB", "0 bytes", "79.50 GiB", "0 bytes", "0 bytes"]]
-    messages = [_message(dice.choice([0, 1, 7, 10, 15]), *sizes) for sizes in texts]
+    messages = [(gpu := dice.choice([0, 1, 7, 10, 15]), _message(gpu, *sizes)) for sizes in texts]
     for key, words in _BEFORE.items():
         with trial.group(f"{key}, in bytes", hint="look at the number, its unit and the words around it", see=1):
-            for message in messages:
-                place = message.index(words)
+            for gpu, message in messages:
+                place, segments = message.index(words), _segments(dice, gpu, [[(512, "inactive")]])
                 case = f"in '... {message[place : place + len(words) + 16]} ...'"
-                got, want = entry(case, message, usual, key), _post_mortem(message, usual)[key]
-                trial.close(case, got, want, rtol=0.0, atol=0.99)
+                want = _post_mortem(message, {"segments": segments})[key]
+                trial.close(case, entry(case, message, segments, key), want, rtol=0.0, atol=0.99)
 
-    with trial.group(
-        "largest_hole, with blocks in state 'inactive'", hint="print this snapshot, block by block", see=2
-    ):
-        for count, number in itertools.product((1, 2, 3, 7), (1, 2, 5)):
-            holes = [512 * dice.randint(1, 10**6) for _ in range(count)]
-            segments = _snapshot(dice, holes, number)
-            case = f"{number} segments, the sizes of the free blocks are {holes}"
-            got = entry(case, messages[0], segments, "largest_hole")
-            trial.close(case, got, float(max(holes)), rtol=0.0, atol=0.0)
-    with trial.group("largest_hole, with no such block", hint="what does your code do with no block to compare?"):
-        for number in (0, 1, 3):
-            got = entry(f"{number} segments", messages[0], _snapshot(dice, [], number), "largest_hole")
-            trial.close(f"{number} segments", got, 0.0, rtol=0.0, atol=0.0)
+    hints: dict[str, tuple[str, int | None]] = {
+        "allocated": ("print this snapshot, block by block", 2),
+        "reserved": ("what is reserved of the driver, blocks or segments?", None),
+        "inactive_split_bytes": ("which of these free blocks could go back to the driver?", 3),
+        "largest_hole": ("print this snapshot, block by block; what if no block is free?", 2),
+        "outside": ("what does the driver count as taken, and how much of it is PyTorch's?", None),
+    }
+    for key, (hint, see) in hints.items():
+        with trial.group(f"{key}, in bytes", hint=hint, see=see):
+            for (gpu, message), shapes in zip(itertools.cycle(messages), _shapes(dice), strict=False):
+                segments = _segments(dice, gpu, shapes)
+                case = f"segments {[[f'{state} {size}' for size, state in parts] for parts in shapes]}"
+                want = _post_mortem(message, {"segments": segments})[key]
+                if key == "outside":
+                    trial.close(case, entry(case, message, segments, key), want, rtol=0.0, atol=1.99)
+                else:
+                    trial.equal(case, entry(case, message, segments, key), want)
+    with trial.group("only the GPU of the message counts", hint="whose segments are these?"):
+        for (gpu, message), shapes in zip(messages, _shapes(dice), strict=False):
+            others = [number for number in (0, 1, 5, 10, 11) if number != gpu]
+            foreign = [[(3 * MIB, "active_allocated"), (2**38, "inactive"), (512, "active_allocated")]]
+            mine = _segments(dice, gpu, shapes)
+            segments = [*_segments(dice, dice.choice(others), foreign), *mine]
+            segments += _segments(dice, dice.choice(others), [[(2**39, "inactive")]])
+            for key in ("allocated", "reserved", "inactive_split_bytes", "largest_hole", "outside", "verdict"):
+                case = f"{key} of GPU {gpu}, with segments of GPUs {sorted({s['device'] for s in segments})}"
+                trial.equal(case, entry(case, message, segments, key), entry(case, message, mine, key))
 
-    grid = itertools.product(
-        ("1.00 GiB", "1025.00 MiB", "3.00 GiB"),
-        ("0 bytes", "512.00 MiB", "1.00 GiB"),
-        ("0 bytes", "1.00 GiB", "3071.00 MiB", "3.00 GiB"),
-        ("0 bytes", "512.00 MiB", "513.00 MiB", "2.00 GiB"),
-    )
-    outcomes: dict[str, list[tuple[str, str]]] = {"does not fit": [], "fragmented": [], "held elsewhere": []}
-    for requested, free, allocated, cached in grid:
-        message = _message(0, requested, "4.00 GiB", free, "4.00 GiB", allocated, cached)
-        case = f"requested {requested}, capacity 4.00 GiB, free {free}, allocated {allocated}, cached {cached}"
-        outcomes[_post_mortem(message, usual)["verdict"]].append((case, message))
-    ask = "try the three sentences on these numbers, in their order; what of equality?"
+    unit = 512 * MIB
+    outcomes: dict[str, list[tuple[str, str, list[dict]]]] = {
+        "does not fit": [],
+        "fragmented": [],
+        "held elsewhere": [],
+    }
+    for requested, free, allocated, cached in itertools.product((2, 3, 6), (0, 1, 2), (0, 2, 5, 6), (0, 1, 2, 4)):
+        for near in (0, 1):  # half a unit less is asked: just fits
+            asked = requested * 512 - near
+            texts_ = [f"{asked:.2f} MiB", *(f"{n / 2:.2f} GiB" for n in (8, free, 8 - free, cached, allocated))]
+            message, pending = _message(0, *texts_), 512 * dice.randint(0, 9)
+            parts = [(allocated * unit, "active_allocated"), (cached * unit - pending, "inactive")]
+            parts = [[part] for part in parts if part[0] > 0]
+            parts += [[(pending, "active_pending_free")]] * (pending > 0 and cached > 0)
+            segments = _segments(dice, 0, parts)
+            case = f"requested {texts_[0]}, capacity 4.00 GiB, free {texts_[2]}; in the snapshot (GiB) allocated "
+            case += f"{allocated / 2:.2f}, the rest of reserved {cached / 2:.2f}"
+            outcomes[_post_mortem(message, {"segments": segments})["verdict"]].append((case, message, segments))
+    ask = "try the three conditions on these numbers, in their order; what of equality?"
     for verdict, rows in outcomes.items():
         with trial.group(f"verdict {verdict!r}", hint=ask):
-            for case, message in rows:
-                for segments, hole in ((usual, "512 bytes"), (roomy, "64.00 GiB")):  # the verdict is the message's
-                    name = f"{case}, largest hole {hole}"
-                    trial.equal(name, entry(name, message, segments, "verdict"), verdict)
+            for case, message, segments in rows:
+                trial.equal(case, entry(case, message, segments, "verdict"), verdict)
 
 
-# ---------------------------------------------------------------- 15-07.5
+# ---------------------------------------------------------------- 15-07.3
 
 
 def _fixed_bytes(model: nn.Module, optimizer: str) -> dict[str, int]:
@@ -484,6 +380,9 @@ def _models() -> dict[str, nn.Module]:
         meta = nn.Linear(50_000, 50_000)
     stepped = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 40).requires_grad_(False))
     stepped(torch.ones(1, 20)).sum().backward()
+    stale = nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 4))
+    stale(torch.ones(1, 20)).sum().backward()
+    stale[0].requires_grad_(False)
     mixed = [
         torch.ones(n, dtype=t)
         for n, t in ((300, torch.float64), (700, torch.float16), (700, torch.int8), (9, torch.bool))
@@ -491,6 +390,9 @@ def _models() -> dict[str, nn.Module]:
     return {
         "one matrix": nn.Linear(128, 128, bias=False),
         "tensors around 512 bytes": _Tensors([torch.ones(n) for n in (129, 128, 127, 1)]),
+        "buffers around 512 bytes": _Tensors(
+            [], [torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1024, 1025)]
+        ),
         "a scalar": _Tensors([torch.tensor(1.0)], [torch.tensor(3)]),
         "no tensors": nn.Sequential(nn.ReLU(), nn.Flatten()),
         "batch norm in evaluation mode": nn.Sequential(nn.Conv2d(3, 200, 1), nn.BatchNorm2d(200)).eval(),
@@ -506,6 +408,7 @@ def _models() -> dict[str, nn.Module]:
         ),
         "a transposed parameter": _Tensors([torch.ones(3, 500).t(), torch.ones(2, 9)[:, 1:].contiguous()]),
         "gradients that are there already": stepped,
+        "frozen after it got a gradient": stale,
         "10 GB on the meta device": meta,
     }
 
@@ -531,7 +434,7 @@ class _Touched(TorchDispatchMode):
 
 
 @exercise(
-    "15-07.5",
+    "15-07.3",
     "Predict the part of a peak that does not depend on the batch",
     points=15,
     stand_in=lambda: _fixed_bytes,
@@ -577,7 +480,75 @@ def _state(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-# ---------------------------------------------------------------- 15-07.6
+# ---------------------------------------------------------------- 15-07.4
+
+
+def _matmul_cost(
+    m: int, k: int, n: int, tile: int, itemsize: int, peak: float, bandwidth: float
+) -> dict[str, float | str]:
+    """Oracle, tile by tile."""
+    flops = elements = 0
+    for top in range(0, m, tile):
+        for left in range(0, n, tile):
+            rows, columns = min(tile, m - top), min(tile, n - left)
+            flops += 2 * rows * columns * k
+            elements += rows * k + k * columns + rows * columns
+    moved = itemsize * elements
+    computing, moving = flops / peak, moved / bandwidth
+    found = {"flops": flops, "bytes": moved, "intensity": flops / moved, "seconds": max(computing, moving)}
+    return found | {"limit": "bytes" if moving > computing else "arithmetic"}
+
+
+@exercise(
+    "15-07.4",
+    "A matmul on the roofline",
+    points=15,
+    stand_in=lambda: _matmul_cost,
+    stand_in_name="a finished matmul_cost",
+)
+def matmul_cost(trial: Trial, answer: Any) -> None:
+    """`answer(m, k, n, tile, itemsize, peak, bandwidth)` is a dictionary: flops, bytes, intensity, seconds, limit."""
+    dice = random.Random(5)
+    shapes = [(1, 1, 1, 1), (8, 8, 8, 8), (8, 8, 8, 16), (1, 64, 64, 16), (64, 64, 1, 16), (64, 1, 64, 16)]
+    shapes += [(7, 5, 9, 4), (16, 12, 40, 8), (33, 3, 31, 32), (30, 50, 20, 1), (17, 4, 64, 16), (64, 4, 17, 16)]
+    shapes += [(*(dice.randint(1, 90) for _ in range(3)), dice.choice((1, 3, 8, 16, 100))) for _ in range(30)]
+    cases = [
+        (*shape, dice.choice((1, 2, 4, 8)), 10.0 ** dice.randint(0, 5), 10.0 ** dice.randint(0, 4)) for shape in shapes
+    ]
+    hints: dict[str, tuple[str, int | None]] = {
+        "flops": ("how many multiplications has a product of these shapes?", None),
+        "bytes": ("count this case on paper: how often is each matrix read?", 1),
+        "intensity": ("what is divided by what?", None),
+        "seconds": ("how long do the arithmetic and the bytes take in this case?", 2),
+    }
+
+    def entry(case: tuple, key: str) -> Any:
+        got = trial.call(_call("matmul_cost", case), lambda: answer(*case))
+        return got[key] if isinstance(got, Mapping) and key in got else f"no entry {key!r} in {got!r}"
+
+    for key, (hint, see) in hints.items():
+        kind = ", an int" if key in ("flops", "bytes") else ""
+        with trial.group(f"{key}{kind}", hint=hint, see=see):
+            for case in cases:
+                got, want = entry(case, key), _matmul_cost(*case)[key]
+                if kind:
+                    trial.equal(_call("matmul_cost", case), got, want)
+                else:
+                    trial.close(_call("matmul_cost", case), got, want)
+    balanced = []  # as long for the one as for the other, and a little longer for either
+    for case in cases:
+        cost = _matmul_cost(*case)
+        balanced += [(*case[:5], float(cost["flops"] * by), float(cost["bytes"])) for by in (1, 1 + 2**-20, 1 - 2**-20)]
+    # a tie that every way of writing it sees as one
+    balanced = [case for case in balanced if case[5] / case[6] * case[6] == case[5]]
+    for limit in ("bytes", "arithmetic"):
+        with trial.group(f"limit {limit!r}", hint="which takes longer in this case? and what if neither does?"):
+            for case in (*cases, *balanced):
+                if _matmul_cost(*case)["limit"] == limit:
+                    trial.equal(_call("matmul_cost", case), entry(case, "limit"), limit)
+
+
+# ---------------------------------------------------------------- 15-07.5
 
 
 class _Op(NamedTuple):
@@ -631,9 +602,9 @@ def _ordered(ops: Sequence[Any]) -> dict[str, set[str]]:
 
 
 @exercise(
-    "15-07.6",
-    "Stretch: the schedule of a prefetcher",
-    points=25,
+    "15-07.5",
+    "The schedule of a prefetcher",
+    points=15,
     stand_in=lambda: _prefetch,
     stand_in_name="a finished prefetch_schedule",
 )
@@ -680,7 +651,11 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
                 trial.that(
                     name, ends, expected=f"starts after 'copy {k}'", got="with a longer copy it starts before its end"
                 )
-    with trial.group("no buffer is overwritten while it is read", hint="which buffer does this copy write to?", see=2):
+    with trial.group(
+        "no buffer is overwritten while it is read",
+        hint="which buffer does this copy write to, and who reads it?",
+        see=1,
+    ):
         for case in cases:
             before = _ordered(answer(*case))
             for k in range(case[3], case[0]):
@@ -694,7 +669,7 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
                     got="with a longer compute it starts before its end",
                 )
     with trial.group(
-        "as fast as it can be", hint="draw it with draw_timeline: which op waits for more than it must?", see=3
+        "as fast as it can be", hint="draw it with draw_timeline: which op waits for more than it must?", see=2
     ):
         for case in cases:
             batches, copy, compute, depth = case
@@ -722,3 +697,106 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
                     expected=f"the last compute ends at {best:g}",
                     got=f"{got:g}",
                 )
+
+
+# ---------------------------------------------------------------- 15-07.6
+
+Life = tuple[int, int, int]
+SLACK = 0.06  # by which an arena may be longer than the bound
+
+
+def _lives(name: str, first: int, last: int) -> list[Life]:
+    """The lives of the blocks that a piece of a recorded history allocates."""
+    found: list[list[int]] = []
+    number_at: dict[int, int] = {}
+    for time, event in enumerate(read_history(name)["trace"][first:last]):
+        if event["action"] == "alloc":
+            number_at[event["addr"]] = len(found)
+            found.append([time, last - first, max(512, -(-event["size"] // 512) * 512)])
+        elif event["action"] == "free_completed" and event["addr"] in number_at:
+            found[number_at.pop(event["addr"])][1] = time
+    return [(birth, death, size) for birth, death, size in found]
+
+
+def _bound(tensors: Sequence[Life]) -> int:
+    """The most bytes that are there at one event."""
+    changes = sorted([(birth, size) for birth, _, size in tensors] + [(death, -size) for _, death, size in tensors])
+    return max(itertools.accumulate((change for _, change in sorted(changes)), initial=0))
+
+
+def _by_chance(dice: random.Random) -> list[list[Life]]:
+    """None, one, many; lives that touch, are the same, lie in each other, last for ever, one event long."""
+    cases: list[list[Life]] = [
+        [],
+        [(0, 5, 512)],
+        [(3, 4, 1024)],
+        [(0, 5, 512), (5, 9, 512)],
+        [(5, 9, 1024), (0, 5, 512)],
+        [(0, 5, 512), (4, 9, 1024)],
+        [(0, 9, 512), (4, 5, 512)],
+        [(0, 4, 512), (0, 4, 512), (0, 4, 512)],
+        [(0, 2, 512), (1, 3, 1024), (2, 4, 512), (3, 5, 2048)],
+    ]
+    for count in (2, 3, 5, 9, 20, 40):
+        for _ in range(6):
+            tensors = []
+            for _ in range(count):
+                birth = dice.randrange(2 * count)
+                length = dice.choice((1, 2, dice.randint(1, count), 3 * count))
+                tensors.append((birth, birth + length, 512 * dice.choice((1, 2, dice.randint(1, 40)))))
+            cases.append(sorted(tensors) if dice.random() < 0.5 else tensors)
+    return cases
+
+
+@exercise("15-07.6", "Stretch: plan the addresses of a step", points=25)
+def plan(trial: Trial, answer: Any) -> None:
+    """`answer(tensors)` is a list of offsets at which tensors that are there together share no byte."""
+    cases = _by_chance(random.Random(6))
+    shown = {id(tensors): f"plan({tensors})" if len(tensors) < 10 else f"{len(tensors)} tensors" for tensors in cases}
+    with trial.group("a list with an offset for each tensor", hint="compare what you return with the task"):
+        for tensors in cases:
+            got, name = answer(list(tensors)), shown[id(tensors)]
+            trial.that(name, isinstance(got, list), expected="a list", got=repr(got)[:200])
+            trial.equal(f"offsets of {name}", len(got), len(tensors))
+    with trial.group(
+        "offsets are ints, at least 0 and multiples of 512", hint="which of your offsets is none, and why?"
+    ):
+        for tensors in cases:
+            for offset in answer(list(tensors)):
+                whole = (
+                    isinstance(offset, Integral) and not isinstance(offset, bool) and offset >= 0 and offset % 512 == 0
+                )
+                trial.that(shown[id(tensors)], whole, expected="an int ≥ 0, a multiple of 512", got=repr(offset))
+    with trial.group("tensors that are there together share no byte", hint="draw these two lives on paper", see=1):
+        for tensors in cases:
+            rows = list(zip(answer(list(tensors)), tensors, strict=True))
+            for (p, one), (q, other) in itertools.combinations(rows, 2):
+                together = max(one[0], other[0]) < min(one[1], other[1])
+                apart = p + one[2] <= q or q + other[2] <= p
+                trial.that(
+                    shown[id(tensors)],
+                    apart or not together,
+                    expected=f"{one} and {other} apart",
+                    got=f"bytes {p} to {p + one[2]} and {q} to {q + other[2]}",
+                )
+    with trial.group("tensors stays as it is", hint="which of your lines changes the list that was given?"):
+        for tensors in cases:
+            given = list(tensors)
+            answer(given)
+            trial.equal(shown[id(tensors)], given, tensors)
+    pieces = [
+        ("transformer_inference", 0, 240),
+        ("transformer_inference", 500, 980),
+        ("transformer_training", 2400, 3000),
+    ]
+    with trial.group(f"an arena at most {SLACK:.0%} longer than it must be", hint="try another order", see=2):
+        for piece in pieces:
+            tensors = _lives(*piece)
+            bound = _bound(tensors)
+            arena = max(place + size for place, (_, _, size) in zip(answer(list(tensors)), tensors, strict=True))
+            trial.that(
+                f"{piece[0]}, events {piece[1]} to {piece[2]}",
+                arena <= (1 + SLACK) * bound,
+                expected=f"at most {(1 + SLACK) * bound / MIB:.1f} MiB, where {bound / MIB:.1f} are there at one event",
+                got=f"{arena / MIB:.1f} MiB",
+            )

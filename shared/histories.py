@@ -1,0 +1,135 @@
+"""Recorded histories of PyTorch's caching allocator, in the form of PyTorch's own snapshots."""
+
+import gzip
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parents[1] / "module_15_advanced_pytorch_internals" / "recordings"
+ACTIONS = {"a": "alloc", "f": "free_completed", "+": "segment_alloc", "-": "segment_free"}
+
+
+def read_history(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """A history of the folder `recordings/`, whose `histories.py` says how it is kept.
+
+    Args:
+        name: "transformer_training" for `transformer_training_history.json.gz`.
+        folder: where the file is.
+
+    Returns:
+        `trace`, the events as `_snapshot()["device_traces"]` has them; `before` and `after`, the segments at both ends
+        as `_snapshot()["segments"]` has them; `source` and what else the file says of where it comes from.
+
+    Raises:
+        FileNotFoundError: the folder has no such history; the message names those that it has.
+    """
+    path = folder / f"{name}_history.json.gz"
+    if not path.exists():
+        known = sorted(file.name.removesuffix("_history.json.gz") for file in folder.glob("*_history.json.gz"))
+        raise FileNotFoundError(f"there is no recorded history {name!r}; there are {', '.join(known) or 'none'}")
+    raw = json.loads(gzip.decompress(path.read_bytes()))
+    columns = (raw.pop("actions"), raw.pop("addresses"), raw.pop("sizes"), raw.pop("streams"))
+    raw["trace"] = [
+        {"action": ACTIONS[letter], "addr": address, "size": size, "stream": stream}
+        for letter, address, size, stream in zip(*columns, strict=True)
+    ]
+    return raw | {end: [_segment(*row) for row in raw[end]] for end in ("before", "after")}
+
+
+def _segment(address: int, stream: int, pool: str, sizes: list[int]) -> dict[str, Any]:
+    blocks, at = [], address
+    for size in sizes:  # of a free block negative
+        state = "active_allocated" if size > 0 else "inactive"
+        blocks.append({"address": at, "size": abs(size), "state": state})
+        at += abs(size)
+    return {
+        "address": address,
+        "total_size": at - address,
+        "allocated_size": sum(max(size, 0) for size in sizes),
+        "active_size": sum(max(size, 0) for size in sizes),
+        "stream": stream,
+        "segment_type": pool,
+        "blocks": blocks,
+    }
+
+
+def unusual_settings() -> str:
+    """What is set of this process's CUDA allocator that isn't the default; empty if nothing is."""
+    found = torch.cuda.memory._snapshot()["allocator_settings"]
+    texts = {str(found[name]) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if found.get(name)}
+    if found.get("expandable_segments") and not any("expandable_segments" in text for text in texts):
+        texts.add("expandable_segments:True")
+    backend = torch.cuda.get_allocator_backend()
+    return ",".join(sorted(texts | ({f"backend:{backend}"} - {"backend:native"})))
+
+
+def record_history(work: Callable[[], object]) -> dict[str, Any]:
+    """What the current GPU's allocator does during work(): `trace`, and the segments `before` and `after` it.
+
+    The cache is emptied first, so that segments which only hold what was used earlier don't show.
+    """
+    memory, number = torch.cuda.memory, torch.cuda.current_device()  # a snapshot has all devices
+    torch.cuda.empty_cache()
+    before = [segment for segment in memory._snapshot()["segments"] if segment["device"] == number]
+    memory._record_memory_history(max_entries=1_000_000, context=None, clear_history=True)
+    try:
+        work()
+        found = memory._snapshot()
+    finally:
+        memory._record_memory_history(enabled=None)
+    after = [segment for segment in found["segments"] if segment["device"] == number]
+    return {"before": before, "trace": found["device_traces"][number], "after": after}
+
+
+class Tape:
+    """A driver that answers cudaMalloc with the addresses of a recording, as long as it is asked for the same sizes."""
+
+    def __init__(self, trace: Sequence[Mapping[str, Any]]) -> None:
+        new = (event for event in trace if event["action"] == "segment_alloc")
+        self.waiting = deque((event["addr"], event["size"]) for event in new)
+        self.freed: set[int] = set()
+        self.capacity = self.used = 0  # what a message of the allocator's would ask for
+
+    def malloc(self, size: int) -> int:
+        """The recorded address. Raises torch.OutOfMemoryError if the recording has another call here, or none."""
+        if not self.waiting or self.waiting[0][1] != size:
+            raise torch.OutOfMemoryError(f"the recording has no cudaMalloc of {size} bytes here")
+        return self.waiting.popleft()[0]
+
+    def free(self, address: int) -> None:
+        """cudaFree."""
+        self.freed.add(address)
+
+
+def play_back(history: Mapping[str, Any], tape: Tape, allocator: Any) -> tuple[int, int]:
+    """Give a recorded history to an allocator over `tape`, which holds the segments of `history["before"]` already.
+
+    Where the recording gives segments back and the allocator has not done so by itself, its cache is emptied.
+
+    Returns:
+        how many allocations there were, and how many of them the allocator put elsewhere.
+    """
+    places: dict[int, int] = {}  # recorded address → the allocator's
+    count = wrong = 0
+    for event in history["trace"]:
+        action, address = event["action"], event.get("addr", 0)
+        if action == "alloc":
+            places[address] = allocator.malloc(event["size"], event["stream"])
+            count, wrong = count + 1, wrong + (places[address] != address)
+        elif action == "free_completed":
+            allocator.free(places.pop(address, address))
+        elif action == "segment_free" and address not in tape.freed:
+            allocator.empty_cache()
+        elif action == "segment_alloc":
+            tape.freed.discard(address)  # a driver may hand out an address again
+    return count, wrong
+
+
+def layout(segments: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, bool]]:
+    """(address, bytes, free or not) of every block, in the order of addresses; two snapshots are compared by it."""
+    parts = [part for segment in segments for part in segment["blocks"]]
+    return sorted((part["address"], part["size"], part["state"] == "inactive") for part in parts)

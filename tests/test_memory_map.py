@@ -1,0 +1,118 @@
+"""The memory map: what is laid out where, from a history by hand and by chance."""
+
+import random
+
+import matplotlib.pyplot as plt
+import pytest
+
+from shared.memory_map import MIB, at_peak, draw_map, memory_map
+from shared.simulated_gpu import SimulatedDriver, pretty_bytes
+
+
+def event(action, addr, size=0, **more):
+    return {"action": action, "addr": addr, "size": size, "stream": 0} | more
+
+
+BIG, SMALL = 1000 * MIB, 2000 * MIB
+HISTORY = [
+    event("segment_alloc", BIG, 20 * MIB),
+    event("alloc", BIG, 3 * MIB, kind="parameter"),
+    event("segment_alloc", SMALL, 2 * MIB),
+    event("alloc", SMALL, 100, kind="batch"),
+    event("free_requested", BIG),
+    event("free_completed", BIG),
+    event("alloc", BIG + 5 * MIB, MIB + 1),
+    event("segment_free", SMALL, 2 * MIB),
+]
+
+
+def test_a_history_by_hand():
+    found = memory_map(HISTORY)
+    assert (found.small, found.top) == (2 * MIB, 22 * MIB)  # the small pool lies at the bottom
+    assert [tuple(span) for span in found.blocks] == [
+        (1, 4, 2 * MIB, 3 * MIB, "parameter"),
+        (3, 7, 0, 512, "batch"),
+        (5, 7, 7 * MIB, MIB + 512, "block"),
+    ]
+    assert [tuple(span)[:4] for span in found.segments] == [(2, 6, 0, 2 * MIB), (0, 7, 2 * MIB, 20 * MIB)]
+    assert found.reserved == [n * MIB for n in (0, 20, 20, 22, 22, 22, 22, 20)]
+    assert found.active == [0, 0, 3 * MIB, 3 * MIB, 3 * MIB + 512, 512, MIB + 1024, MIB + 1024]
+    moment, parts = at_peak(found)
+    assert (moment, dict(parts)) == (3, {"parameter": 3 * MIB, "batch": 512})
+
+
+def test_what_was_there_before_is_drawn_from_the_start_and_counts():
+    blocks = [
+        {"address": BIG, "size": 4 * MIB, "state": "active_allocated"},
+        {"address": BIG + 4 * MIB, "size": 16 * MIB, "state": "inactive"},
+    ]
+    before = [{"address": BIG, "total_size": 20 * MIB, "blocks": blocks}]
+    found = memory_map([event("alloc", BIG + 4 * MIB, 2 * MIB), event("free_completed", BIG)], before)
+    assert [tuple(span) for span in found.blocks] == [
+        (0, 1, 0, 4 * MIB, "there before"),
+        (0, 2, 4 * MIB, 2 * MIB, "block"),
+    ]
+    assert found.active == [4 * MIB, 6 * MIB, 2 * MIB]
+    assert found.reserved == [20 * MIB] * 3
+    assert at_peak(found)[1] == {"there before": 4 * MIB, "block": 2 * MIB}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
+    """Segments come and go at the same addresses, with other sizes."""
+    dice, trace, open_ = random.Random(seed), [], {}
+    for _ in range(300):
+        address = dice.randrange(6) * 64 * MIB
+        if address in open_:
+            for block in open_.pop(address):
+                trace.append(event("free_completed", block))
+            trace.append(event("segment_free", address))
+        else:
+            size = dice.choice((2 * MIB, 20 * MIB, 64 * MIB))
+            trace.append(event("segment_alloc", address, size))
+            places = [address + k * size // 4 for k in range(4) if dice.random() < 0.7]
+            open_[address] = places
+            trace += [event("alloc", place, size // 4) for place in places]
+    found = memory_map(trace)
+    for spans in (found.blocks, found.segments):
+        for k, one in enumerate(spans):
+            for other in spans[:k]:
+                apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
+                assert apart or one.death <= other.birth or other.death <= one.birth
+    for block in found.blocks:
+        inside = [
+            s for s in found.segments if s.offset <= block.offset and s.offset + s.size >= block.offset + block.size
+        ]
+        assert any(s.birth <= block.birth and block.death <= s.death for s in inside)
+
+
+def test_maps_are_drawn_empty_small_and_with_many_blocks():
+    _, ax = plt.subplots()
+    draw_map(ax, memory_map([]), "nothing")
+    draw_map(ax, memory_map(HISTORY), "by hand")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "parameter",
+        "batch",
+        "block",
+        "reserved, free",
+    ]
+    many = [HISTORY[0], *(event("alloc", BIG + k * 512, 512) for k in range(300))]
+    draw_map(ax, memory_map(many), "many", legend=False)
+    plt.close()
+
+
+def test_the_driver_counts_what_is_handed_out():
+    driver = SimulatedDriver(capacity=10 * MIB)
+    first, second = driver.malloc(4 * MIB), driver.malloc(6 * MIB)
+    assert second - first == 4 * MIB
+    with pytest.raises(RuntimeError, match="1 bytes asked, 0 free"):
+        driver.malloc(1)
+    driver.free(first)
+    assert (driver.used, driver.calls) == (6 * MIB, 2)
+    assert driver.malloc(1) not in (first, second)
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.00 KiB")])
+def test_bytes_are_written_as_pytorch_does(size, text):
+    assert pretty_bytes(size) == text
+    assert pretty_bytes(size * MIB) == {"0 bytes": "0 bytes", "1023 bytes": "1023.00 MiB", "1.00 KiB": "1.00 GiB"}[text]
