@@ -4,8 +4,8 @@
         dist.send(x, 1)
     calls       # [Call(name='send', group=(0, 1), size=16, peer=1)]
 
-`observe` runs a function on several ranks and keeps their calls also if it fails or hangs, so that a wrong answer can be
-drawn like a right one.
+`observe` runs a function on several ranks and keeps their calls also if it fails or hangs, so that a wrong answer can
+be drawn like a right one.
 """
 
 import json
@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.launcher import launch
 from shared.blame import LaunchError
+from shared.launcher import launch
 
 _COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
 
@@ -146,12 +146,28 @@ def collectives(calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if call.name not in ("send", "recv")]
 
 
+def rounds(calls: Sequence[Sequence[Call]], root: int) -> list[tuple[int, int, int]]:
+    """(round, from, to) of each message of a broadcast, of which `calls` has those of each rank, in order.
+
+    A message leaves in the first round in which its sender has the tensor and is not sending another. Round -1 stands
+    for a message of a rank that never got the tensor.
+    """
+    sends = {rank: [call.peer for call in mine if call.name == "send"] for rank, mine in enumerate(calls)}
+    arrived, waiting, found = {root: 0}, [root], []
+    while waiting:
+        rank = waiting.pop(0)
+        for turn, peer in enumerate(sends.pop(rank, []), start=arrived[rank]):
+            found.append((turn, rank, peer))
+            if peer not in arrived:
+                arrived[peer] = turn + 1
+                waiting.append(peer)
+    return found + [(-1, rank, peer) for rank, peers in sends.items() for peer in peers]
+
+
 # ---------------------------------------------------------------- of a run that may fail
 
 
-def observe(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 3
-) -> tuple[list[list[Call]], str]:
+def observe(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 3) -> tuple[list[list[Call]], str]:
     """Run fn(*args) on `world_size` ranks over gloo.
 
     Returns:
