@@ -637,21 +637,31 @@ class Turning:
 
 
 def two_ways(
-    ways=((1, 0), (-1, 1)), add=True, gather=True, blocking=False, waits=True, mirrored=True, extra=False, crumbs=False
+    ways=((1, 0), (-1, 1)),
+    add=True,
+    gather=True,
+    blocking=False,
+    waits=True,
+    mirrored=True,
+    extra=False,
+    crumbs=False,
+    stride=1,
 ):
     """The ring in both directions with chosen faults; `ways` are (side, which half)."""
 
     def run(tensor, group=None):
         rank, size = me(group)
         halves = tensor.view(-1).tensor_split(2)
+        apart = stride if size == 5 else 1  # in the ring of five a rank's neighbours are two places away
         for step in range((2 if gather else 1) * (size - 1)):
             works, arrivals = [], []
             for side, half in ways:
                 chunks = halves[half].tensor_split(size)
                 here = rank * side if mirrored else rank
+                here *= pow(apart, -1, size) if size > 1 else 1
                 out, into = chunks[(here - step) % size], chunks[(here - step - 1) % size]
                 room = torch.zeros_like(into)
-                to, source = (rank + side) % size, (rank - side) % size
+                to, source = (rank + apart * side) % size, (rank - apart * side) % size
                 if blocking:
                     dist.send(out, group=group, group_dst=to)
                     dist.recv(room, group=group, group_src=source)
@@ -774,6 +784,7 @@ WRONG_TWO_WAYS = {
     "gathers and sums": (two_ways_gather, "no collective"),
     "with a barrier": (with_barrier(two_ways()), "no collective"),
     "a word to the next but one": (two_ways(extra=True), "the two neighbours only"),
+    "every second rank": (two_ways(stride=2), "the two neighbours only"),
     "the plain ring": (ring_one_way, "more than half of the plain ring's"),
     "both halves the same way": (two_ways(ways=((1, 0), (1, 1))), "more than half of the plain ring's"),
     "whole halves": (two_ways_of_wholes, "more than half of the plain ring's"),
@@ -960,15 +971,15 @@ WRONG_TRAIN = {
     "a tuple": (train_with_holes(kind=tuple), "a list of floats"),
     "tensors": (train_as_tensors, "a list of floats"),
     "on rank 0 only": (train_with_holes(root=True), "a list of floats[\\s\\S]*place 1"),
-    "as low is lower": (train_with_holes(tie=True), "when the means say so"),
-    "patience and one": (train_with_holes(off=1), "when the means say so"),
-    "compares with the last": (train_with_holes(best_of="last"), "when the means say so"),
-    "a step without a mean counts": (train_with_holes(counts_empty=True), "when the means say so"),
-    "divides by the ranks": (train_with_holes(divide="size"), "when the means say so|the means of the finite"),
-    "divides by three": (train_with_holes(divide="three"), "when the means say so|the means of the finite"),
-    "divides by those that had a step": (train_with_holes(divide="going"), "the means|when the means"),
-    "NaN in the sum": (train_with_holes(divide="with nan"), "when the means say so|the means of the finite"),
-    "doesn't wait": (train_with_holes(waits=False), "when the means say so|the means of the finite"),
+    "as low is lower": (train_with_holes(tie=True), "the means, until they stop"),
+    "patience and one": (train_with_holes(off=1), "the means, until they stop"),
+    "compares with the last": (train_with_holes(best_of="last"), "the means, until they stop"),
+    "a step without a mean counts": (train_with_holes(counts_empty=True), "the means, until they stop"),
+    "divides by the ranks": (train_with_holes(divide="size"), "the means, until they stop"),
+    "divides by three": (train_with_holes(divide="three"), "the means, until they stop"),
+    "divides by those that had a step": (train_with_holes(divide="going"), "the means, until they stop"),
+    "NaN in the sum": (train_with_holes(divide="with nan"), "the means, until they stop"),
+    "doesn't wait": (train_with_holes(waits=False), "the means, until they stop"),
     "one step more": (train_with_holes(more=True), "a step in vain"),
     "a step ahead": (train_with_holes(ahead=True), "a step in vain"),
     "all steps first": (train_lists, "a step in vain"),
@@ -979,18 +990,26 @@ WRONG_TRAIN = {
 }
 
 
-def train_mean_of_all(steps, patience, group=None):
-    """The right means' number and the right end, and other means: the last is repeated."""
-    means = train_with_holes()(steps, patience, group)
-    return [*means[:-1], means[0]] if means else means
+def train_reports_another(steps, patience, group=None):
+    """Decides by the right means, and returns those over the ranks that had a step."""
+    said, means, best, bad = [], math.inf, math.inf, 0
+    while bad < patience:
+        loss = next(steps, None)
+        good = loss is not None and math.isfinite(loss)
+        row = torch.tensor([loss if good else 0.0, good, loss is not None], dtype=torch.float64)
+        dist.all_reduce(row, group=group)
+        summed, count, going = row.tolist()
+        if not going:
+            break
+        if count:
+            means = summed / count
+            said.append(summed / going)
+            bad = 0 if means < best else bad + 1
+            best = min(best, means)
+    return said
 
 
-def train_sorted(steps, patience, group=None):
-    return sorted(train_with_holes()(steps, patience, group))
-
-
-WRONG_TRAIN["the first mean for the last"] = (train_mean_of_all, "the means of the finite losses")
-WRONG_TRAIN["mixes the means up"] = (train_sorted, "the means of the finite losses")
+WRONG_TRAIN["returns the mean over those that had a step"] = (train_reports_another, "the means, until they stop")
 
 # ---------------------------------------------------------------- bucketed averaging
 
@@ -1324,6 +1343,20 @@ def cut_and(do):
     return lambda *given: do(cut_by_states(*given))
 
 
+def cut_sorted(ready, sizes, *link):
+    order = sorted(range(len(ready)), key=ready.__getitem__)
+    return cut_by_states([ready[k] for k in order], [sizes[k] for k in order], *link)
+
+
+def cut_from_ready(ready, sizes, *link):
+    """The right cut and ends; as start the moment when the gradients are complete, though the links are not free."""
+    said, first = [], 0
+    for count, _, end in cut_by_states(ready, sizes, *link):
+        said.append((count, max(ready[first : first + count]), end))
+        first += count
+    return said
+
+
 WRONG_CUT = {
     "pairs": (cut_and(lambda plan: [(start, end) for _, start, end in plan]), "a list of \\(gradients"),
     "lists": (cut_and(lambda plan: [list(entry) for entry in plan]), "a list of \\(gradients"),
@@ -1338,6 +1371,8 @@ WRONG_CUT = {
     "no latency": (cut_with("no latency"), "as the model says"),
     "a reduce-scatter only": (cut_with("no factor 2"), "as the model says"),
     "whole tensors in each step": (cut_with("whole tensor"), "as the model says"),
+    "sorts the gradients": (cut_sorted, "as the model says"),
+    "starts when its gradients are there": (cut_from_ready, "as the model says"),
     "in milliseconds": (cut_and(lambda plan: [(n, 1e3 * a, 1e3 * b) for n, a, b in plan]), "as the model says"),
     "one bucket": (cut_once, "as early as it can"),
     "each gradient alone": (cut_each, "as early as it can"),
@@ -1385,9 +1420,8 @@ NEIGHBOURS = "to the two neighbours only"
 HALF = "no link carries more than half of the plain ring's"
 STEPS = "in 2(N-1) steps, a message each way in each"
 FLOATS = "a list of floats"
-STOPS = "stops when the means say so"
 VAIN = "no rank takes a step in vain"
-FINITE = "the means of the finite losses"
+FALLING = "the means, until they stop falling"
 WIDE = "added in float64"
 FEW = "one collective a step, one at the end, nothing else"
 MEANS = "every gradient is the mean over the ranks"
@@ -1465,22 +1499,22 @@ PROMISES = {
         ("a float that may be infinite or NaN", RETURNS, "skips a bad loss"),
         ("which has none", RETURNS, "the function of the lesson"),
         ("`train_until(steps, patience, group=None)`", RETURNS, "forgets the group"),
-        ("The mean of a step is over the ranks with a finite loss in it", FINITE, "the first mean for the last"),
-        ("The mean of a step is over the ranks with a finite loss in it", FINITE, "mixes the means up"),
+        ("The mean of a step is over the ranks with a finite loss in it", FALLING, "returns the mean over those that had a step"),
+        ("The mean of a step is over the ranks with a finite loss in it", FALLING, "returns the mean over those that had a step"),
         ("added in float64", WIDE, "in float32"),
-        ("the step has no mean and doesn't count", STOPS, "a step without a mean counts"),
+        ("the step has no mean and doesn't count", FALLING, "a step without a mean counts"),
         ("All ranks stop together", RETURNS, "judges by its own loss"),
         ("when none has a step left", RETURNS, "leaves when its steps are over"),
-        ("the last `patience` means were not lower than the lowest before", STOPS, "as low is lower"),
-        ("the last `patience` means were not lower than the lowest before", STOPS, "compares with the last"),
-        ("the last `patience` means", STOPS, "patience and one"),
+        ("the last `patience` means were not lower than the lowest before", FALLING, "as low is lower"),
+        ("the last `patience` means were not lower than the lowest before", FALLING, "compares with the last"),
+        ("the last `patience` means", FALLING, "patience and one"),
         ("After that no rank trains another step", VAIN, "one step more"),
         ("Every rank returns the same list of means", FLOATS, "on rank 0 only"),
         ("the same list of means, as floats", FLOATS, "tensors"),
         ("At most one collective a step and one at the end", FEW, "three collectives a step"),
         ("nothing else is sent", FEW, "messages"),
-        ("Mean losses of the group's steps", FINITE, "the first mean for the last"),
-        ("until the mean has not fallen for `patience` of them", STOPS, "patience and one"),
+        ("Mean losses of the group's steps", FALLING, "returns the mean over those that had a step"),
+        ("until the mean has not fallen for `patience` of them", FALLING, "patience and one"),
     ],
     "average_gradients": [
         ("replaces every gradient by its mean over the ranks of the group", MEANS, "the sum"),
@@ -1507,7 +1541,8 @@ PROMISES = {
         ("return the number of buckets", "returns the number of buckets", "returns their sizes"),
     ],
     "cut_buckets": [
-        ("The gradients keep this order; `ready` need not rise", MODEL, "the last gradient is the latest"),
+        ("The gradients keep this order", MODEL, "sorts the gradients"),
+        ("`ready` need not rise", MODEL, "the last gradient is the latest"),
         ("so that the last all-reduce ends as early as it can", EARLY, "one bucket"),
         ("so that the last all-reduce ends as early as it can", EARLY, "each gradient alone"),
         (r"An all-reduce of $S$ bytes takes $T_\text{ring}$ of section 4", MODEL, "no latency"),
@@ -1519,7 +1554,8 @@ PROMISES = {
         ("in seconds since backward began", MODEL, "in milliseconds"),
         ("Every gradient is in one bucket", ALL, "forgets the last bucket"),
         ("no bucket is empty", ALL, "an empty bucket first"),
-        ("No gradient: an empty list", ALL, "all but no gradient"),
+        ("No gradient:", ALL, "all but no gradient"),
+        ("an empty list", ALL, "all but no gradient"),
         ("40 gradients take less than a second", FAST, "every cut"),
         ("(gradients, start, end) of the buckets whose last all-reduce ends earliest", EARLY,
          "as soon as the links are free"),
