@@ -774,7 +774,7 @@ WRONG_TWO_WAYS = {
     "takes places for ranks": (lambda tensor, group=None: two_ways()(tensor), "every rank returns"),
     "replaces in place of adding": (two_ways(add=False), "the sum on every rank"),
     "only the first half of the steps": (two_ways(gather=False), "the sum on every rank"),
-    "the same chunk both ways": (two_ways(mirrored=False), "the sum on every rank"),
+    "the same chunk both ways": (two_ways(mirrored=False), "every rank returns|the sum on every rank"),
     "one half only": (two_ways(ways=((1, 0),)), "the sum on every rank"),
     "out of place": (two_ways_out_of_place, "the sum on every rank"),
     "an even number of elements": (two_ways_even_only, "the sum on every rank"),
@@ -964,7 +964,7 @@ def train_as_tensors(steps, patience, group=None):
 
 WRONG_TRAIN = {
     "the function of the lesson": (train_broken, "every rank returns"),
-    "skips a bad loss": (train_with_holes(skips=True), "every rank returns"),
+    "skips a bad loss": (train_with_holes(skips=True), "the means, until they stop"),
     "leaves when its steps are over": (train_with_holes(clean=False), "every rank returns"),
     "judges by its own loss": (train_with_holes(local=True), "every rank returns"),
     "forgets the group": (train_with_holes(world=True), "every rank returns"),
@@ -979,7 +979,7 @@ WRONG_TRAIN = {
     "divides by three": (train_with_holes(divide="three"), "the means, until they stop"),
     "divides by those that had a step": (train_with_holes(divide="going"), "the means, until they stop"),
     "NaN in the sum": (train_with_holes(divide="with nan"), "the means, until they stop"),
-    "doesn't wait": (train_with_holes(waits=False), "the means, until they stop"),
+    "doesn't wait": (train_with_holes(waits=False), "every rank returns|the means, until they stop"),
     "one step more": (train_with_holes(more=True), "a step in vain"),
     "a step ahead": (train_with_holes(ahead=True), "a step in vain"),
     "all steps first": (train_lists, "a step in vain"),
@@ -1009,7 +1009,7 @@ def train_reports_another(steps, patience, group=None):
     return said
 
 
-WRONG_TRAIN["returns the mean over those that had a step"] = (train_reports_another, "the means, until they stop")
+WRONG_TRAIN["reports the mean of those with a step"] = (train_reports_another, "the means, until they stop")
 
 # ---------------------------------------------------------------- bucketed averaging
 
@@ -1496,11 +1496,10 @@ PROMISES = {
     ],
     "train_until": [
         ("Ranks may have different numbers of steps, even none", RETURNS, "leaves when its steps are over"),
-        ("a float that may be infinite or NaN", RETURNS, "skips a bad loss"),
+        ("a float that may be infinite or NaN", FALLING, "skips a bad loss"),
         ("which has none", RETURNS, "the function of the lesson"),
         ("`train_until(steps, patience, group=None)`", RETURNS, "forgets the group"),
-        ("The mean of a step is over the ranks with a finite loss in it", FALLING, "returns the mean over those that had a step"),
-        ("The mean of a step is over the ranks with a finite loss in it", FALLING, "returns the mean over those that had a step"),
+        ("is over the ranks with a finite loss in it", FALLING, "reports the mean of those with a step"),
         ("added in float64", WIDE, "in float32"),
         ("the step has no mean and doesn't count", FALLING, "a step without a mean counts"),
         ("All ranks stop together", RETURNS, "judges by its own loss"),
@@ -1513,7 +1512,7 @@ PROMISES = {
         ("the same list of means, as floats", FLOATS, "tensors"),
         ("At most one collective a step and one at the end", FEW, "three collectives a step"),
         ("nothing else is sent", FEW, "messages"),
-        ("Mean losses of the group's steps", FALLING, "returns the mean over those that had a step"),
+        ("Mean losses of the group's steps", FALLING, "reports the mean of those with a step"),
         ("until the mean has not fallen for `patience` of them", FALLING, "patience and one"),
     ],
     "average_gradients": [

@@ -436,6 +436,19 @@ _TWO_WAYS = (
 )
 
 
+class _Lingering:
+    """The last rank hesitates before its last two receives, so that what the others send it then has not left yet."""
+
+    def __init__(self, case: _Ring) -> None:
+        self.left = 4 * (len(case.ring) - 1) if dist.get_rank() == case.ring[-1] else 0
+
+    def __call__(self, call: Call) -> None:
+        self.left -= call.name == "recv"
+        if self.left == 1:
+            self.left = 0
+            time.sleep(_LATE)
+
+
 def _two_ways_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     groups = {members: dist.new_group(list(members)) for members in _RINGS if members}
@@ -448,7 +461,7 @@ def _two_ways_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
         dist.barrier(group=groups.get(case.members))  # or who receives from anybody gets the next case's message
         if case.late and rank == case.ring[-1]:
             time.sleep(_LATE)
-        with recorded(named=True) as calls:
+        with recorded(named=True, each=_Lingering(case) if case.overwrite else None) as calls:
             answer(rows[1], groups[case.members]) if case.members else answer(rows[1])
         found.append({"all": rows.clone(), "calls": calls})
         if case.overwrite:
