@@ -1605,6 +1605,8 @@ class TestChecks(CheckProtocol):
                 return stand_in(x, 1), int(x)
 
             assert launch(broadcast, 3, backend="gloo") == [(0, 1)] * 3
+        if name == "cut_buckets":
+            assert stand_in([0.5, 0.2], [100, 300], 2, 0.1, 1000.0) == [(2, 0.5, pytest.approx(1.1))]
 
 
 # ---------------------------------------------------------------- what else a check says
