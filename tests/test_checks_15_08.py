@@ -20,7 +20,7 @@ from course.exercises import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
 from shared.checks.feedback import CheckFailed
-from shared.traffic import Call, observe, recorded
+from shared.traffic import Call, observe, recorded, rounds
 
 pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
@@ -1678,6 +1678,16 @@ def test_what_was_sent_is_known_of_a_run_that_hangs_too():
     assert calls == [[Call("send", (0, 1), 12, 1)], [Call("send", (0, 1), 12, 0)]]
     assert "all wait" in failure
     assert observe(dist.barrier, 2) == ([[Call("barrier", (0, 1), 0)]] * 2, "")
+
+
+def test_rounds_of_a_broadcast():
+    def sends(*peers):
+        return [Call("send", (0, 1, 2, 3), 4, peer) for peer in peers]
+
+    tree = [sends(3), [], sends(0, 1), []]
+    assert sorted(rounds(tree, root=2)) == [(0, 2, 0), (1, 0, 3), (1, 2, 1)]
+    assert rounds([sends(1), [], [], sends(2)], root=0) == [(0, 0, 1), (-1, 3, 2)]  # rank 3 has nothing to send
+    assert rounds([[]], root=0) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
