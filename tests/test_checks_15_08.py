@@ -306,6 +306,12 @@ def shift_by_world_peers(tensor, by, group=None):
     return out
 
 
+def shift_whole_numbers_as_double(tensor, by, group=None):
+    if tensor.dtype != torch.int64:
+        return shift_without_batch(tensor, by, group)
+    return shift_without_batch(tensor.double(), by, group).long()
+
+
 WRONG_SHIFT = {
     "sends before it receives": (shift_blocking, "every rank returns[\\s\\S]*deadlock[\\s\\S]*Hint 3"),
     "odd places send first": (shift_even_first, "every rank returns"),
@@ -319,6 +325,7 @@ WRONG_SHIFT = {
     "zeros where nothing moves": (shift_zeros, "places to its left"),
     "in float32": (shift_as_float, "places to its left[\\s\\S]*dtype torch.float64"),
     "float16 through bfloat16": (shift_half_as_bfloat16, "places to its left[\\s\\S]*float16"),
+    "int64 through float64": (shift_whole_numbers_as_double, "places to its left[\\s\\S]*torch.int64"),
     "doesn't wait for what arrives": (shift_no_wait, "places to its left"),
     "gathers all": (shift_gather, "no collective"),
     "in small steps": (shift_in_small_steps, "one message, straight to its rank"),
@@ -486,6 +493,13 @@ def tree_as_float(tensor, src=0, group=None):
     return sent
 
 
+def tree_whole_numbers_as_double(tensor, src=0, group=None):
+    copy = tensor.double() if tensor.dtype == torch.int64 else tensor.clone()
+    sent = tree()(copy, src, group)
+    tensor.copy_(copy)
+    return sent
+
+
 def tree_with_thanks(tensor, src=0, group=None):
     """The last place sends the root a word."""
     rank, size = me(group)
@@ -529,6 +543,7 @@ WRONG_TREE = {
     "out of place": (tree_out_of_place, "the root's tensor on every rank"),
     "rebinds the tensor": (tree_rebinds, "the root's tensor on every rank"),
     "in float32": (tree_as_float, "the root's tensor on every rank[\\s\\S]*torch.int64"),
+    "int64 through float64": (tree_whole_numbers_as_double, "the root's tensor on every rank[\\s\\S]*torch.int64"),
     "broadcast": (tree_collective, "sends and receives only"),
     "with a barrier": (with_barrier(tree()), "sends and receives only"),
     "always three rounds": (tree(rounds=3), "the root's tensor on every rank[\\s\\S]*the world"),
@@ -768,6 +783,70 @@ def two_ways_last_wait_missing(tensor, group=None):
             into.copy_(into + room if step < size - 1 else room)
 
 
+def two_ways_one_after_the_other(tensor, group=None):
+    """First the one half all the way, then the other."""
+    for half, side in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True):
+        one_way(half, side, group)
+
+
+def one_way(half, side, group):
+    rank, size = me(group)
+    chunks = half.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+        turn_once(out, into, side, group, step < size - 1)
+
+
+def turn_once(out, into, side, group, adds):
+    rank, size = me(group)
+    room = torch.empty_like(into)
+    works = [dist.isend(out, group=group, group_dst=(rank + side) % size)] if out.numel() else []
+    works += [dist.irecv(room, group=group, group_src=(rank - side) % size)] if room.numel() else []
+    for work in works:
+        work.wait()
+    into.copy_(into + room if adds else room)
+
+
+def two_ways_in_turns(tensor, group=None):
+    """In each step first the one way, then the other."""
+    rank, size = me(group)
+    for step in range(2 * (size - 1)):
+        for half, side in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True):
+            chunks = half.tensor_split(size)
+            out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+            turn_once(out, into, side, group, step < size - 1)
+
+
+def two_ways_whole_numbers_as_double(tensor, group=None):
+    copy = tensor.double() if tensor.dtype == torch.int64 else tensor.clone()
+    two_ways()(copy, group)
+    tensor.copy_(copy)
+
+
+def two_ways_by_threads(tensor, group=None):
+    """Right: each way has a thread and a tag of its own."""
+    rank, size = me(group)
+
+    def go(half, side):
+        chunks = half.tensor_split(size)
+        for step in range(2 * (size - 1)):
+            out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+            room, works, tag = torch.empty_like(into), [], 2 + side
+            if out.numel():
+                works.append(dist.isend(out, group=group, group_dst=(rank + side) % size, tag=tag))
+            if room.numel():
+                works.append(dist.irecv(room, group=group, group_src=(rank - side) % size, tag=tag))
+            for work in works:
+                work.wait()
+            into.copy_(into + room if step < size - 1 else room)
+
+    ways = [threading.Thread(target=go, args=way) for way in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True)]
+    for way in ways:
+        way.start()
+    for way in ways:
+        way.join()
+
+
 WRONG_TWO_WAYS = {
     "sends before it receives": (two_ways(blocking=True), "every rank returns"),
     "receives from anybody": (two_ways_from_anybody, "receives from any rank"),
@@ -789,6 +868,9 @@ WRONG_TWO_WAYS = {
     "both halves the same way": (two_ways(ways=((1, 0), (1, 1))), "more than half of the plain ring's"),
     "whole halves": (two_ways_of_wholes, "more than half of the plain ring's"),
     "in pieces of one element": (two_ways(crumbs=True), "2\\(N-1\\) steps"),
+    "int64 through float64": (two_ways_whole_numbers_as_double, "the sum on every rank[\\s\\S]*torch.int64"),
+    "one way after the other": (two_ways_one_after_the_other, "a message each way[\\s\\S]*has to wait"),
+    "one way, then the other, in each step": (two_ways_in_turns, "a message each way[\\s\\S]*has to wait"),
     "doesn't wait for its sends": (two_ways_last_wait_missing, "overwritten at once"),
 }
 
@@ -1009,6 +1091,39 @@ def train_reports_another(steps, patience, group=None):
     return said
 
 
+def train_judged(first=math.inf, lower=lambda mean, best: mean < best, good=math.isfinite, most=10**9, digits=99):
+    """Decides by rules that are right for losses as one knows them."""
+
+    def run(steps, patience, group=None):
+        means, best, bad = [], first, 0
+        while bad < patience and len(means) < most:
+            loss = next(steps, None)
+            fine = loss is not None and good(loss)
+            row = torch.tensor([loss if fine else 0.0, fine, loss is not None], dtype=torch.float64)
+            dist.all_reduce(row, group=group)
+            summed, count, going = row.tolist()
+            if not going:
+                break
+            if count:
+                means.append(round(summed / count, digits))
+                bad = 0 if lower(means[-1], best) else bad + 1
+                best = means[-1] if lower(means[-1], best) else best
+        return means
+
+    return run
+
+
+MEANS_ITEM = "the means, until they stop"
+WRONG_TRAIN |= {
+    "the best is at most 100": (train_judged(first=100.0), MEANS_ITEM),
+    "lower by a hundredth": (train_judged(lower=lambda mean, best: mean < best - 0.01), MEANS_ITEM),
+    "lower by little": (train_judged(lower=lambda mean, best: mean < best - 1e-5), MEANS_ITEM),
+    "losses above zero": (train_judged(good=lambda loss: 0 <= loss < math.inf), MEANS_ITEM),
+    "losses below 1e9": (train_judged(good=lambda loss: abs(loss) < 1e9), MEANS_ITEM),
+    "absolute values": (train_judged(lower=lambda mean, best: abs(mean) < abs(best)), MEANS_ITEM),
+    "at most 20 means": (train_judged(most=20), MEANS_ITEM),
+    "rounds": (train_judged(digits=10), "added in float64"),
+}
 WRONG_TRAIN["reports the mean of those with a step"] = (train_reports_another, "the means, until they stop")
 
 # ---------------------------------------------------------------- bucketed averaging
@@ -1190,6 +1305,14 @@ def average_by_the_worlds_size(parameters, limit, group=None):
     return count
 
 
+def average_into_new_memory(parameters, limit, group=None):
+    parameters = [p for p in parameters if p.grad is not None]
+    places = [p.grad.clone() for p in parameters]
+    for p, grad in zip(parameters, places, strict=True):
+        p.grad.data = grad
+    return average()(parameters, limit, group)
+
+
 WRONG_AVERAGE = {
     "flattens with view": (average(flatten=lambda grad: grad.view(-1)), "every rank returns"),
     "the sum": (average(divide=False), "is the mean over the ranks"),
@@ -1204,6 +1327,7 @@ WRONG_AVERAGE = {
     "divides by the world's size": (average_by_the_worlds_size, "is the mean over the ranks"),
     "leaves frozen parameters out": (average_without_frozen, "is the mean over the ranks"),
     "zeros for None": (average(fill=True), "None stays None"),
+    "new memory for p.grad": (average_into_new_memory, "p.grad is the tensor it was"),
     "rebinds p.grad": (average(rebind=True), "p.grad is the tensor it was"),
     "one bucket a parameter": (average(single=True), "one all_reduce for each bucket"),
     "closes a bucket that is too full": (average(late=True), "one all_reduce for each bucket"),
@@ -1357,6 +1481,39 @@ def cut_from_ready(ready, sizes, *link):
     return said
 
 
+def cut_into_few(most):
+    """The best of at most so many buckets."""
+
+    def cut(ready, sizes, *link):
+        plans = {0: []}
+        for _ in range(most):
+            longer = dict(plans)
+            for i, before in plans.items():
+                for j in range(i + 1, len(sizes) + 1):
+                    start = max(before[-1][2] if before else 0.0, *ready[i:j])
+                    plan = [*before, (j - i, start, start + ring_seconds(sum(sizes[i:j]), *link))]
+                    if j not in longer or plan[-1][2] < longer[j][-1][2]:
+                        longer[j] = plan
+            plans = longer
+        return plans[len(sizes)]
+
+    return cut
+
+
+def cut_uphill(ready, sizes, *link):
+    """Starts with each alone; merges two neighbours while that helps."""
+    if not sizes:
+        return []
+    cuts = list(range(1, len(sizes)))
+    while True:
+        now = schedule(cuts, ready, sizes, *link)
+        tries = [schedule(cuts[:k] + cuts[k + 1 :], ready, sizes, *link) for k in range(len(cuts))]
+        best = min(range(len(tries)), key=lambda k: tries[k][-1][2], default=None)
+        if best is None or tries[best][-1][2] >= now[-1][2]:
+            return now
+        del cuts[best]
+
+
 WRONG_CUT = {
     "pairs": (cut_and(lambda plan: [(start, end) for _, start, end in plan]), "a list of \\(gradients"),
     "lists": (cut_and(lambda plan: [list(entry) for entry in plan]), "a list of \\(gradients"),
@@ -1377,6 +1534,9 @@ WRONG_CUT = {
     "one bucket": (cut_once, "as early as it can"),
     "each gradient alone": (cut_each, "as early as it can"),
     "as soon as the links are free": (cut_greedy, "as early as it can"),
+    "four buckets at most": (cut_into_few(4), "as early as it can"),
+    "eight buckets at most": (cut_into_few(8), "as early as it can"),
+    "merges while it helps": (cut_uphill, "as early as it can"),
     "every cut": (cut_all, "less than a second"),
 }
 
@@ -1399,7 +1559,7 @@ RIGHT = {
         ShiftOfBytes(),
     ],
     "tree_broadcast": [tree_by_halving, tree_by_ranges, tree_all_at_once, tree_by_schedule],
-    "two_way_ring": [two_ways_by_single_calls, two_ways_padded, TwoWays(), two_ways()],
+    "two_way_ring": [two_ways_by_single_calls, two_ways_padded, TwoWays(), two_ways(), two_ways_by_threads],
     "train_until": [train_gathered, Trainer(), train_with_holes()],
     "average_gradients": [average_async, average_by_avg, average_functional],
     "cut_buckets": [cut_recursively, cut_with_running_sums, cut_by_states],
@@ -1479,7 +1639,8 @@ PROMISES = {
         ("an all-reduce (sum)", TOTAL, "replaces in place of adding"),
         ("One half of the tensor (up to one element) goes around to the right, the other to the left", HALF,
          "both halves the same way"),
-        ("both at once", HALF, "the plain ring"),
+        ("both at once", STEPS, "one way after the other"),
+        ("both at once", STEPS, "one way, then the other, in each step"),
         ("of any shape and dtype", TOTAL, "float16 through bfloat16"),
         ("it may have fewer elements than there are ranks, or none", TOTAL, "an even number of elements"),
         ("The group may be a part of the world, also a single rank", RETURNS, "takes places for ranks"),
@@ -1533,7 +1694,8 @@ PROMISES = {
         ("one floating-point dtype", MEANS, "float16 through bfloat16"),
         ("any shape; their memory layout is any", RETURNS, "flattens with view"),
         ("their memory layout is any, and may differ from rank to rank", MEANS, "packs as it lies in memory"),
-        ("`p.grad` must stay the same tensor object", "p.grad is the tensor it was", "rebinds p.grad"),
+        ("`p.grad` must stay the same tensor", "p.grad is the tensor it was", "rebinds p.grad"),
+        ("changed in place", "p.grad is the tensor it was", "new memory for p.grad"),
         ("Return the number of buckets", "returns the number of buckets", "returns parameters"),
         ("Average all gradients over the ranks", MEANS, "forgets the last bucket"),
         ("over the ranks in buckets", BUCKET, "closes a bucket that is too full"),
