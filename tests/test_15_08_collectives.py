@@ -19,8 +19,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not im
 
 LESSON = definitions(
     "15-08",
-    *("ring", "landing", "ring-all-reduce", "ex-tree", "ex-shift", "ex-scatter"),
-    *("bucket", "averager", "order-of-arrival", "miniddp", "sharded-optimizer", "gather-shards", "sharded-module"),
+    *("flat-collectives", "all-to-all", "plain-ring", "ring", "ring-all-reduce", "ex-tree", "ex-shift", "ex-two-ways"),
+    *("bucket", "averager", "miniddp", "sharded-optimizer", "sharded-module"),
 )
 ring_all_reduce, tree_broadcast, PIECE = LESSON["ring_all_reduce"], LESSON["tree_broadcast"], LESSON["PIECE"]
 MiniDDP, ShardedOptimizer, ShardedModule = LESSON["MiniDDP"], LESSON["ShardedOptimizer"], LESSON["ShardedModule"]
@@ -102,6 +102,39 @@ def ring_corner_cases():
 def test_ring_in_pieces_in_views_in_subgroups():
     for found in launch(ring_corner_cases, 3, backend="gloo"):
         assert found == dict.fromkeys(("pieces", "view", "matrix", "subgroup", "strided"), True)
+
+
+def simple_collectives():
+    """Each of the short collectives beside PyTorch's, on numbers whose sums are exact."""
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    for dtype in DTYPES:
+        for shape in ((), (size,), (3, size, 2), (7,)):
+            x = torch.randint(-8, 9, (size, *shape), generator=torch.Generator().manual_seed(rank)).to(dtype)
+            total = x.clone()
+            dist.all_reduce(total)
+            for name in ("plain_ring", "flat_all_reduce", "two_way_ring"):
+                mine = x.clone()
+                if name != "plain_ring" or mine.numel() >= size:
+                    LESSON[name](mine)
+                    found.append((name, torch.equal(mine, total)))
+            everybody = [torch.empty_like(x) for _ in range(size)]
+            dist.all_gather(everybody, x)
+            found.append(("all_gather", torch.equal(torch.stack(LESSON["my_all_gather"](x)), torch.stack(everybody))))
+            found.append(("reduce_scatter", torch.equal(LESSON["my_reduce_scatter"]([*x]), total[rank])))
+            swapped = torch.stack([other[rank] for other in everybody])
+            found.append(("all_to_all", torch.equal(torch.stack(LESSON["exchange_all"]([*x])), swapped)))
+            out, root = torch.empty_like(x[0]), size - 1
+            LESSON["flat_scatter"]([*x] if rank == root else None, out, root)
+            found.append(("scatter", torch.equal(out, everybody[root][rank])))
+            gathered = LESSON["flat_gather"](x, root)
+            right = gathered is None if rank != root else torch.equal(torch.stack(gathered), torch.stack(everybody))
+            found.append(("gather", right))
+    return sorted({name for name, right in found if not right})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_short_collectives_equal_pytorchs(size):
+    assert launch(simple_collectives, size, backend="gloo", timeout=60) == [[]] * size
 
 
 # ---------------------------------------------------------------- tree

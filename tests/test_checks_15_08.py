@@ -1,8 +1,11 @@
 """The checks of 15-08 accept right answers, however written, and reject what a student might really write."""
 
+import math
+import random
 import sys
 import threading
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, combinations, pairwise
 from math import gcd
 
 import cloudpickle
@@ -12,25 +15,25 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from check_protocol import CheckProtocol
 
-from course.answers import answers, definitions
+from course.answers import answers
 from course.exercises import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
 from shared.checks.feedback import CheckFailed
+from shared.traffic import Call, observe, recorded, rounds
 
 pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
 
-RING = definitions("15-08", "ring", "landing", "ring-all-reduce")["ring_all_reduce"]
-ANSWERS = answers("15-08", given={"ring_all_reduce": RING})
+ANSWERS = answers("15-08")
 STUBS = answers("15-08", edit=student_source)
 CHECKS = {
     "ring_shift": check.ring_shift,
     "tree_broadcast": check.tree_broadcast,
-    "reduce_scatter": check.reduce_scatter,
-    "hierarchical_all_reduce": check.hierarchical_all_reduce,
-    "evaluate": check.evaluate,
+    "two_way_ring": check.two_way_ring,
+    "train_until": check.train_until,
     "average_gradients": check.average_gradients,
+    "cut_buckets": check.cut_buckets,
 }
 
 OUTCOMES = {}  # a check starts processes, and the protocol runs it on each answer several times
@@ -207,6 +210,12 @@ def shift_as_float(tensor, by, group=None):
     return shift_without_batch(tensor.float(), by, group)
 
 
+def shift_half_as_bfloat16(tensor, by, group=None):
+    if tensor.dtype != torch.float16:
+        return shift_without_batch(tensor, by, group)
+    return shift_without_batch(tensor.bfloat16(), by, group).half()
+
+
 def shift_zeros(tensor, by, group=None):
     return shift_without_batch(tensor, by, group) if by else torch.zeros_like(tensor)
 
@@ -297,6 +306,12 @@ def shift_by_world_peers(tensor, by, group=None):
     return out
 
 
+def shift_whole_numbers_as_double(tensor, by, group=None):
+    if tensor.dtype != torch.int64:
+        return shift_without_batch(tensor, by, group)
+    return shift_without_batch(tensor.double(), by, group).long()
+
+
 WRONG_SHIFT = {
     "sends before it receives": (shift_blocking, "every rank returns[\\s\\S]*deadlock[\\s\\S]*Hint 3"),
     "odd places send first": (shift_even_first, "every rank returns"),
@@ -309,6 +324,8 @@ WRONG_SHIFT = {
     "to the left": (shift_left, "places to its left"),
     "zeros where nothing moves": (shift_zeros, "places to its left"),
     "in float32": (shift_as_float, "places to its left[\\s\\S]*dtype torch.float64"),
+    "float16 through bfloat16": (shift_half_as_bfloat16, "places to its left[\\s\\S]*float16"),
+    "int64 through float64": (shift_whole_numbers_as_double, "places to its left[\\s\\S]*torch.int64"),
     "doesn't wait for what arrives": (shift_no_wait, "places to its left"),
     "gathers all": (shift_gather, "no collective"),
     "in small steps": (shift_in_small_steps, "one message, straight to its rank"),
@@ -476,6 +493,13 @@ def tree_as_float(tensor, src=0, group=None):
     return sent
 
 
+def tree_whole_numbers_as_double(tensor, src=0, group=None):
+    copy = tensor.double() if tensor.dtype == torch.int64 else tensor.clone()
+    sent = tree()(copy, src, group)
+    tensor.copy_(copy)
+    return sent
+
+
 def tree_with_thanks(tensor, src=0, group=None):
     """The last place sends the root a word."""
     rank, size = me(group)
@@ -519,6 +543,7 @@ WRONG_TREE = {
     "out of place": (tree_out_of_place, "the root's tensor on every rank"),
     "rebinds the tensor": (tree_rebinds, "the root's tensor on every rank"),
     "in float32": (tree_as_float, "the root's tensor on every rank[\\s\\S]*torch.int64"),
+    "int64 through float64": (tree_whole_numbers_as_double, "the root's tensor on every rank[\\s\\S]*torch.int64"),
     "broadcast": (tree_collective, "sends and receives only"),
     "with a barrier": (with_barrier(tree()), "sends and receives only"),
     "always three rounds": (tree(rounds=3), "the root's tensor on every rank[\\s\\S]*the world"),
@@ -533,467 +558,586 @@ WRONG_TREE = {
     "doesn't wait for its sends": (tree_without_waiting, "overwritten at once"),
 }
 
-# ---------------------------------------------------------------- reduce-scatter
+# ---------------------------------------------------------------- a ring in both directions
 
 
-def scatter_into_received(chunks):
-    """Direction by isend and recv; the own part added into a buffer that is allocated once a step."""
-    rank, size = me()
-    total = chunks[(rank + size - 1) % size].clone()
-    for step in range(1, size):
-        buffer = torch.zeros_like(total)
-        work = dist.isend(total, (rank + 1) % size)
-        dist.recv(buffer, (rank - 1) % size)
+def two_ways_by_single_calls(tensor, group=None):
+    """Single calls, all started before one is awaited; the second ring runs mirrored."""
+    rank, size = me(group)
+    flat = tensor.view(-1)
+    middle = len(flat) // 2
+    parts = [flat[:middle].tensor_split(size), flat[middle:].tensor_split(size)]
+    for step in range(2 * (size - 1)):
+        works, landing = [], []
+        for place, side, chunks in ((rank, 1, parts[0]), ((size - rank) % size, -1, parts[1])):
+            out, into = chunks[(place - step) % size], chunks[(place - step - 1) % size]
+            room = into.clone()
+            if out.numel():
+                works.append(dist.isend(out, group=group, group_dst=(rank + side) % size))
+            if room.numel():
+                works.append(dist.irecv(room, group=group, group_src=(rank - side) % size))
+            landing.append((into, room))
+        for work in works:
+            work.wait()
+        for into, room in landing:
+            into.copy_(room + into if step < size - 1 else room)
+
+
+def two_ways_padded(tensor, group=None):
+    """In a padded copy of shape (2, N, length), whose rows are turned so that the same row goes both ways."""
+    rank, size = me(group)
+    if size == 1 or tensor.numel() == 0:
+        return
+    half = -(-tensor.numel() // 2)
+    length = -(-half // size)
+    room = tensor.new_zeros(2, size, length)
+    flat = tensor.reshape(-1)
+    room[0].view(-1)[:half] = flat[:half]
+    room[1].view(-1)[: tensor.numel() - half] = flat[half:]
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for add in (True, False):
+        for turn in range(size - 1):
+            shift = turn if add else turn - 1
+            going = torch.stack([room[0, (rank - shift) % size], room[1, (rank + shift) % size]])
+            coming = torch.empty_like(going)
+            swap_both(going, coming, right, left, group)
+            for row, place in ((0, (rank - shift - 1) % size), (1, (rank + shift + 1) % size)):
+                room[row, place] = room[row, place] + coming[row] if add else coming[row]
+    tensor.copy_(torch.cat([room[0].view(-1)[:half], room[1].view(-1)[: tensor.numel() - half]]).view_as(tensor))
+
+
+def swap_both(going, coming, right, left, group):
+    works = [
+        dist.irecv(coming[0], group=group, group_src=left),
+        dist.irecv(coming[1], group=group, group_src=right),
+        dist.isend(going[0].contiguous(), group=group, group_dst=right),
+        dist.isend(going[1].contiguous(), group=group, group_dst=left),
+    ]
+    for work in works:
         work.wait()
-        total = buffer.add_(chunks[(rank - step - 1) % size])
-    return total
 
 
-def scatter_alternating(chunks):
-    """Two buffers that change places; rank 0 receives last, so that blocking calls do."""
-    rank, size = me()
-    order = [(rank - s) % size for s in range(1, size + 1)]
-    going, coming = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
-    going[...] = chunks[order[0]]
-    for number in order[1:]:
-        if rank:
-            dist.recv(coming, rank - 1)
-        dist.send(going, (rank + 1) % size)
-        if not rank:
-            dist.recv(coming, size - 1)
-        coming += chunks[number]
-        going, coming = coming, going
-    return going
+class TwoWays:
+    """An object; even elements one way, odd elements the other."""
+
+    def __call__(self, tensor, group=None):
+        rank, size = me(group)
+        flat = tensor.view(-1)
+        rings = [Turning(part.clone(), rank * side, side, size) for part, side in ((flat[::2], 1), (flat[1::2], -1))]
+        for step in range(2 * size - 2):
+            operations = [p for ring in rings for p in ring.operations(step, rank, group)]
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+            for ring in rings:
+                ring.arrive()
+        flat[::2], flat[1::2] = rings[0].part, rings[1].part
 
 
-def scatter_all_receives_first(chunks):
-    """Recursive: the sum that ends at `owner` comes from the left, unless it starts here."""
-    rank, size = me()
-    sends = []
+class Turning:
+    def __init__(self, part, place, side, size):
+        self.part, self.place, self.side, self.size = part, place, side, size
+        self.chunks = part.tensor_split(size)
 
-    def partial(owner):
-        if (owner + 1) % size == rank:
-            return chunks[owner].clone()
-        buffer = torch.empty_like(chunks[owner])
-        dist.recv(buffer, (rank - 1) % size)
-        return chunks[owner] + buffer
+    def operations(self, step, rank, group):
+        out = self.chunks[(self.place - step) % self.size]
+        self.into, self.adds = self.chunks[(self.place - step - 1) % self.size], step < self.size - 1
+        self.room = torch.empty_like(self.into)
+        if out.numel():
+            yield dist.P2POp(dist.isend, out, group=group, group_peer=(rank + self.side) % self.size)
+        if self.room.numel():
+            yield dist.P2POp(dist.irecv, self.room, group=group, group_peer=(rank - self.side) % self.size)
 
-    for number in range(1, size + 1):
-        total = partial((rank - number) % size)
-        if number < size:
-            sends.append((dist.isend(total, (rank + 1) % size), total))
-    for work, _ in sends:
-        work.wait()
-    return total
+    def arrive(self):
+        self.into.copy_(self.into + self.room if self.adds else self.room)
 
 
-def scatter_of_copies(chunks):
-    """All chunks are copied first; then it adds in place, into one of the copies in each step."""
-    rank, size = me()
-    own = [chunk.clone() for chunk in chunks]
-    into = torch.empty_like(own[0])
-    for step in range(1, size):
-        swap(own[(rank - step) % size], into, (rank + 1) % size, (rank - 1) % size)
-        own[(rank - step - 1) % size].add_(into)
-    return own[rank]
+def two_ways(
+    ways=((1, 0), (-1, 1)),
+    add=True,
+    gather=True,
+    blocking=False,
+    waits=True,
+    mirrored=True,
+    extra=False,
+    crumbs=False,
+    stride=1,
+):
+    """The ring in both directions with chosen faults; `ways` are (side, which half)."""
 
-
-def scatter(start=1, collective=False, everything=False, blocking=False, lazy=False, clone=True, to=1, double=False):
-    """Reduce-scatter with chosen faults."""
-
-    def reduce(chunks):
-        rank, size = me()
-        if collective:
-            out = torch.empty_like(chunks[0])
-            dist.reduce_scatter(out, chunks)
-            return out
-        if everything:
-            mine = torch.stack(chunks)
-            total = mine.clone()
-            for _ in range(size - 1):
-                into = torch.empty_like(mine)
-                swap(mine, into, (rank + 1) % size, (rank - 1) % size)
-                mine = into
-                total += mine
-            return total[rank].clone()
-        first = chunks[(rank - start * to) % size]
-        partial = first.clone() if clone else first
-        for step in range(size - 1):
-            into = torch.empty_like(partial)
-            if blocking:
-                dist.send(partial, (rank + to) % size)
-                dist.recv(into, (rank - to) % size)
+    def run(tensor, group=None):
+        rank, size = me(group)
+        halves = tensor.view(-1).tensor_split(2)
+        apart = stride if size == 5 else 1  # in the ring of five a rank's neighbours are two places away
+        for step in range((2 if gather else 1) * (size - 1)):
+            works, arrivals = [], []
+            for side, half in ways:
+                chunks = halves[half].tensor_split(size)
+                here = rank * side if mirrored else rank
+                here *= pow(apart, -1, size) if size > 1 else 1
+                out, into = chunks[(here - step) % size], chunks[(here - step - 1) % size]
+                room = torch.zeros_like(into)
+                to, source = (rank + apart * side) % size, (rank - apart * side) % size
+                if blocking:
+                    dist.send(out, group=group, group_dst=to)
+                    dist.recv(room, group=group, group_src=source)
+                for part in (room.split(1) if crumbs else [room]) if room.numel() and not blocking else ():
+                    works.append(dist.irecv(part, group=group, group_src=source))
+                for part in (out.split(1) if crumbs else [out]) if out.numel() and not blocking else ():
+                    works.append(dist.isend(part, group=group, group_dst=to))
+                arrivals.append((into, room))
+            if waits:
+                for work in works:
+                    work.wait()
             else:
-                swap(partial, into, (rank + to) % size, (rank - to) % size)
-            own = chunks[(rank - to * (start + step + 1)) % size]
-            partial = into if lazy else own + into
-        if double and size > 1:
-            swap(partial, torch.empty_like(partial), (rank + to) % size, (rank - to) % size)
-        return partial
+                PENDING.extend(works)
+            for into, room in arrivals:
+                into.copy_(into + room if add and step < size - 1 else room)
+        if extra and size > 2:
+            swap(torch.zeros(1), torch.zeros(1), (rank + 2) % size, (rank - 2) % size, group)
 
-    return reduce
-
-
-def scatter_as_float(chunks):
-    return scatter()([chunk.float() for chunk in chunks]).to(chunks[0].dtype)
+    return run
 
 
-def scatter_keeps_float(chunks):
-    return scatter()([chunk.float() for chunk in chunks])
+def ring_one_way(tensor, group=None):
+    """The plain ring."""
+    rank, size = me(group)
+    chunks = tensor.view(-1).tensor_split(size)
+    for step in range(2 * (size - 1)):
+        out, into = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        room = torch.empty_like(into)
+        works = [dist.isend(out, group=group, group_dst=(rank + 1) % size)] if out.numel() else []
+        works += [dist.irecv(room, group=group, group_src=(rank - 1) % size)] if room.numel() else []
+        for work in works:
+            work.wait()
+        into.copy_(into + room if step < size - 1 else room)
 
 
-def scatter_into_chunks(chunks):
-    """Adds into what was passed, and returns a copy."""
-    rank, size = me()
-    for step in range(size - 1):
-        into = torch.empty_like(chunks[0])
-        swap(chunks[(rank - step - 1) % size], into, (rank + 1) % size, (rank - 1) % size)
-        chunks[(rank - step - 2) % size].add_(into)
-    return chunks[rank].clone()
+def two_ways_of_wholes(tensor, group=None):
+    """Half of the bytes a link, in no steps of chunks: each half goes around whole, and is summed by everybody."""
+    rank, size = me(group)
+    halves = [half.clone() for half in tensor.view(-1).tensor_split(2)]
+    totals = tensor.view(-1).tensor_split(2)
+    for _ in range(size - 1):
+        for k, side in ((0, 1), (1, -1)):
+            into = torch.empty_like(halves[k])
+            if into.numel():
+                swap(halves[k], into, (rank + side) % size, (rank - side) % size, group)
+            halves[k] = into
+            totals[k].add_(into)
 
 
-def scatter_into_list(chunks):
-    """The sums in new tensors, but these in the caller's list."""
-    rank, size = me()
-    for step in range(size - 1):
-        into = torch.empty_like(chunks[0])
-        swap(chunks[(rank - step - 1) % size], into, (rank + 1) % size, (rank - 1) % size)
-        chunks[(rank - step - 2) % size] = chunks[(rank - step - 2) % size] + into
-    return chunks[rank].clone()
-
-
-def scatter_into_one_buffer(chunks):
-    buffer = BUFFERS.setdefault(("scatter", chunks[0].shape, chunks[0].dtype), torch.empty_like(chunks[0]))
-    return buffer.copy_(scatter()(chunks))
-
-
-def scatter_without_waiting(chunks):
-    rank, size = me()
-    partial = chunks[(rank - 1) % size].clone()
-    for step in range(size - 1):
-        into = torch.zeros_like(partial)
-        PENDING.append(dist.isend(partial, (rank + 1) % size))
-        PENDING.append(dist.irecv(into, (rank - 1) % size))
-        partial = into + chunks[(rank - step - 2) % size]
-    return partial
-
-
-WRONG_SCATTER = {
-    "sends before it receives": (scatter(blocking=True), "every rank returns[\\s\\S]*deadlock"),
-    "ends at the neighbour": (scatter(start=0), "has the sum of all chunks"),
-    "forgets to add": (scatter(lazy=True), "has the sum"),
-    "in float32": (scatter_as_float, "has the sum[\\s\\S]*torch.(float64|int64)"),
-    "returns float32": (scatter_keeps_float, "has the sum[\\s\\S]*dtype torch.float64"),
-    "doesn't wait": (scatter_without_waiting, "has the sum"),
-    "adds into the chunks": (scatter_into_chunks, "is not changed[\\s\\S]*overwritten"),
-    "puts sums into the list": (scatter_into_list, "is not changed[\\s\\S]*the list"),
-    "no clone for one rank": (scatter(clone=False), "is a new tensor[\\s\\S]*of 1,"),
-    "one buffer for all calls": (scatter_into_one_buffer, "is a new tensor[\\s\\S]*an earlier call"),
-    "sends all chunks": (scatter(everything=True), "N-1 messages of one tensor"),
-    "to the left": (scatter(to=-1), "N-1 messages of one tensor"),
-    "one step too many": (scatter(double=True), "N-1 messages of one tensor"),
-    "reduce_scatter": (scatter(collective=True), "no collective"),
-    "with a barrier": (with_barrier(scatter()), "no collective"),
-}
-
-# ---------------------------------------------------------------- hierarchical all-reduce
-
-
-def formula(tensor, inside, across):
-    local, nodes = dist.get_world_size(inside), dist.get_world_size(across)
-    total = tensor.nbytes
-    return 2 * (local - 1) * total // local, 2 * (nodes - 1) * total // (nodes * local)
-
-
-def hierarchy_by_lists(tensor, inside, across):
-    """List collectives, and gloo's all_reduce between nodes; bytes from the formulas."""
-    pieces = list(tensor.chunk(dist.get_world_size(inside)))
-    shard = torch.empty_like(pieces[0])
-    dist.reduce_scatter(shard, pieces, group=inside)
-    dist.all_reduce(shard, group=across)
-    dist.all_gather(pieces, shard, group=inside)
-    return formula(tensor, inside, across)
-
-
-def hierarchy_functional(tensor, inside, across):
-    """PyTorch's functional collectives, which never pass through Python's process groups."""
-    shard = functional.reduce_scatter_tensor(tensor, "sum", 0, inside)
-    shard = functional.wait_tensor(functional.all_reduce(shard, "sum", across))
-    tensor.copy_(functional.all_gather_tensor(shard, 0, inside))
-    return formula(tensor, inside, across)
-
-
-def hierarchy_by_roots(tensor, inside, across):
-    """Each shard is reduced to its owner and broadcast from it; across, reduce and broadcast, too."""
-    ranks = dist.get_process_group_ranks(inside)
-    shards = tensor.tensor_split(len(ranks))
-    for owner, shard in zip(ranks, shards, strict=True):
-        dist.reduce(shard, owner, group=inside)
-    mine = shards[dist.get_rank(inside)]
-    root = dist.get_process_group_ranks(across)[0]
-    dist.reduce(mine, root, group=across)
-    dist.broadcast(mine, root, group=across)
-    for owner, shard in zip(ranks, shards, strict=True):
-        dist.broadcast(shard, owner, group=inside)
-    return formula(tensor, inside, across)
-
-
-def hierarchy(across_phase=True, whole=False, world=False, in_place=True, count="right", gather_in_world=False):
-    """Two levels with chosen faults."""
-
-    def reduce(tensor, inside, across):
-        local = dist.get_world_size(inside)
-        numbers = formula(tensor, inside, across)
-        target = tensor if in_place else tensor.clone()
-        if world:
-            dist.all_reduce(target)
-        elif whole:
-            dist.all_reduce(target, group=inside)
-            dist.all_reduce(target, group=across)
-        else:
-            shard = target.new_empty(target.numel() // local)
-            dist.reduce_scatter_tensor(shard, target, group=inside)
-            if across_phase:
-                dist.all_reduce(shard, group=across)
-            dist.all_gather_into_tensor(target, shard, group=None if gather_in_world else inside)
-        wrong = {
-            "half": (numbers[0] // 2, numbers[1]),
-            "whole": (numbers[0], numbers[1] * local),
-            "float": tuple(map(float, numbers)),
-            "sum": sum(numbers),
-            "list": list(numbers),
-            "elements of 4": tuple(4 * number // tensor.element_size() for number in numbers),
-            "swapped": numbers[::-1],
-        }
-        return wrong.get(count, numbers)
-
-    return reduce
-
-
-def hierarchy_by_number(tensor, inside, across):
-    """Takes the place in the node from the rank's number."""
-    local = dist.get_world_size(inside)
-    dist.all_reduce(tensor, group=inside)
-    shards = tensor.tensor_split(local)
-    dist.all_reduce(shards[dist.get_rank() % local], group=across)
-    dist.all_gather(list(shards), shards[dist.get_rank() % local].clone(), group=inside)
-    return formula(tensor, inside, across)
-
-
-def hierarchy_as_float(tensor, inside, across):
+def two_ways_in_float32(tensor, group=None):
     copy = tensor.float()
-    hierarchy()(copy, inside, across)
+    two_ways()(copy, group)
     tensor.copy_(copy)
-    return formula(tensor, inside, across)
 
 
-def hierarchy_whole_in_pieces(tensor, inside, across):
-    """A ring across for the whole tensor, in messages no larger than a shard."""
-    target = hierarchy(across_phase=False)
-    target(tensor, inside, across)
-    RING(tensor, group=across)
-    return formula(tensor, inside, across)
+def two_ways_half_in_bfloat16(tensor, group=None):
+    copy = tensor.bfloat16() if tensor.dtype == torch.float16 else tensor.clone()
+    two_ways()(copy, group)
+    tensor.copy_(copy)
 
 
-def hierarchy_without_waiting(tensor, inside, across):
-    shard = tensor.new_empty(tensor.numel() // dist.get_world_size(inside))
-    dist.reduce_scatter_tensor(shard, tensor, group=inside)
-    PENDING.append(dist.all_reduce(shard, group=across, async_op=True))
-    dist.all_gather_into_tensor(tensor, shard, group=inside)
-    return formula(tensor, inside, across)
+def two_ways_out_of_place(tensor, group=None):
+    two_ways()(tensor.clone(), group)
 
 
-def hierarchy_without_its_last_wait(tensor, inside, across):
-    shard = tensor.new_empty(tensor.numel() // dist.get_world_size(inside))
-    dist.reduce_scatter_tensor(shard, tensor, group=inside)
-    dist.all_reduce(shard, group=across)
-    PENDING.append((dist.all_gather_into_tensor(tensor, shard, group=inside, async_op=True), shard))
-    return formula(tensor, inside, across)
+def two_ways_even_only(tensor, group=None):
+    """Cuts the rest off."""
+    flat = tensor.view(-1)
+    two_ways()(flat[: len(flat) // 2 * 2], group)
 
 
-WRONG_HIERARCHY = {
-    "gathers in the world": (hierarchy(gather_in_world=True), "every rank returns"),
-    "nothing across": (hierarchy(across_phase=False), "the sum over the world"),
-    "out of place": (hierarchy(in_place=False), "the sum over the world"),
-    "in float32": (hierarchy_as_float, "the sum over the world[\\s\\S]*torch.float64"),
-    "places from the numbers of ranks": (hierarchy_by_number, "the sum over the world[\\s\\S]*alternating"),
-    "all-reduce everywhere": (hierarchy(whole=True), "nothing else is sent"),
-    "the whole across, in pieces": (hierarchy_whole_in_pieces, "nothing else is sent"),
-    "all-reduce in the world": (hierarchy(world=True), "nothing else is sent"),
-    "with a barrier": (with_barrier(hierarchy()), "nothing else is sent"),
-    "returns half of the bytes inside": (hierarchy(count="half"), "returns \\(bytes"),
-    "returns the bytes of the whole tensor across": (hierarchy(count="whole"), "returns \\(bytes"),
-    "returns floats": (hierarchy(count="float"), "returns \\(bytes"),
-    "returns the sum": (hierarchy(count="sum"), "returns \\(bytes"),
-    "returns a list": (hierarchy(count="list"), "returns \\(bytes"),
-    "returns (across, inside)": (hierarchy(count="swapped"), "returns \\(bytes"),
-    "4 bytes a number": (hierarchy(count="elements of 4"), "returns \\(bytes[\\s\\S]*torch.float64"),
+def two_ways_gather(tensor, group=None):
+    everybody = [torch.empty_like(tensor) for _ in range(me(group)[1])]
+    dist.all_gather(everybody, tensor, group=group)
+    tensor.copy_(sum(everybody))
+
+
+def two_ways_from_anybody(tensor, group=None):
+    rank, size = me(group)
+    if size > 1:
+        sending = dist.isend(tensor, group=group, group_dst=(rank + 1) % size)
+        dist.recv(torch.empty_like(tensor), group=group)
+        sending.wait()
+
+
+def two_ways_last_wait_missing(tensor, group=None):
+    """Waits for all that arrives, and not for the last sends."""
+    rank, size = me(group)
+    halves = tensor.view(-1).tensor_split(2)
+    for step in range(2 * (size - 1)):
+        works, arrivals = [], []
+        for side, half in ((1, 0), (-1, 1)):
+            chunks = halves[half].tensor_split(size)
+            out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+            room = torch.empty_like(into)
+            if out.numel():
+                PENDING.append(dist.isend(out, group=group, group_dst=(rank + side) % size))
+            if room.numel():
+                works.append(dist.irecv(room, group=group, group_src=(rank - side) % size))
+            arrivals.append((into, room))
+        for work in works:
+            work.wait()
+        for into, room in arrivals:
+            into.copy_(into + room if step < size - 1 else room)
+
+
+def two_ways_one_after_the_other(tensor, group=None):
+    """First the one half all the way, then the other."""
+    for half, side in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True):
+        one_way(half, side, group)
+
+
+def one_way(half, side, group):
+    rank, size = me(group)
+    chunks = half.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+        turn_once(out, into, side, group, step < size - 1)
+
+
+def turn_once(out, into, side, group, adds):
+    rank, size = me(group)
+    room = torch.empty_like(into)
+    works = [dist.isend(out, group=group, group_dst=(rank + side) % size)] if out.numel() else []
+    works += [dist.irecv(room, group=group, group_src=(rank - side) % size)] if room.numel() else []
+    for work in works:
+        work.wait()
+    into.copy_(into + room if adds else room)
+
+
+def two_ways_in_turns(tensor, group=None):
+    """In each step first the one way, then the other."""
+    rank, size = me(group)
+    for step in range(2 * (size - 1)):
+        for half, side in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True):
+            chunks = half.tensor_split(size)
+            out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+            turn_once(out, into, side, group, step < size - 1)
+
+
+def two_ways_whole_numbers_as_double(tensor, group=None):
+    copy = tensor.double() if tensor.dtype == torch.int64 else tensor.clone()
+    two_ways()(copy, group)
+    tensor.copy_(copy)
+
+
+def two_ways_by_threads(tensor, group=None):
+    """Right: each way has a thread and a tag of its own."""
+    rank, size = me(group)
+
+    def go(half, side):
+        chunks = half.tensor_split(size)
+        for step in range(2 * (size - 1)):
+            out, into = chunks[(rank * side - step) % size], chunks[(rank * side - step - 1) % size]
+            room, works, tag = torch.empty_like(into), [], 2 + side
+            if out.numel():
+                works.append(dist.isend(out, group=group, group_dst=(rank + side) % size, tag=tag))
+            if room.numel():
+                works.append(dist.irecv(room, group=group, group_src=(rank - side) % size, tag=tag))
+            for work in works:
+                work.wait()
+            into.copy_(into + room if step < size - 1 else room)
+
+    ways = [threading.Thread(target=go, args=way) for way in zip(tensor.view(-1).tensor_split(2), (1, -1), strict=True)]
+    for way in ways:
+        way.start()
+    for way in ways:
+        way.join()
+
+
+WRONG_TWO_WAYS = {
+    "sends before it receives": (two_ways(blocking=True), "every rank returns"),
+    "receives from anybody": (two_ways_from_anybody, "receives from any rank"),
+    "takes places for ranks": (lambda tensor, group=None: two_ways()(tensor), "every rank returns"),
+    "replaces in place of adding": (two_ways(add=False), "the sum on every rank"),
+    "only the first half of the steps": (two_ways(gather=False), "the sum on every rank"),
+    "the same chunk both ways": (two_ways(mirrored=False), "every rank returns|the sum on every rank"),
+    "one half only": (two_ways(ways=((1, 0),)), "the sum on every rank"),
+    "out of place": (two_ways_out_of_place, "the sum on every rank"),
+    "an even number of elements": (two_ways_even_only, "the sum on every rank"),
+    "in float32": (two_ways_in_float32, "the sum on every rank"),
+    "float16 through bfloat16": (two_ways_half_in_bfloat16, "the sum on every rank[\\s\\S]*float16"),
+    "doesn't wait": (two_ways(waits=False), "the sum on every rank"),
+    "gathers and sums": (two_ways_gather, "no collective"),
+    "with a barrier": (with_barrier(two_ways()), "no collective"),
+    "a word to the next but one": (two_ways(extra=True), "the two neighbours only"),
+    "every second rank": (two_ways(stride=2), "the two neighbours only"),
+    "the plain ring": (ring_one_way, "more than half of the plain ring's"),
+    "both halves the same way": (two_ways(ways=((1, 0), (1, 1))), "more than half of the plain ring's"),
+    "whole halves": (two_ways_of_wholes, "more than half of the plain ring's"),
+    "in pieces of one element": (two_ways(crumbs=True), "2\\(N-1\\) steps"),
+    "int64 through float64": (two_ways_whole_numbers_as_double, "the sum on every rank[\\s\\S]*torch.int64"),
+    "one way after the other": (two_ways_one_after_the_other, "a message each way[\\s\\S]*has to wait"),
+    "one way, then the other, in each step": (two_ways_in_turns, "a message each way[\\s\\S]*has to wait"),
+    "doesn't wait for its sends": (two_ways_last_wait_missing, "overwritten at once"),
 }
 
-# ---------------------------------------------------------------- evaluate
+# ---------------------------------------------------------------- train until
 
 
-def evaluate_in_two(batches):
-    """Two collectives: one for the sums, one for the count."""
-    sums = torch.tensor(batches, dtype=torch.float64).reshape(-1, 2).sum(dim=0)
-    count = torch.tensor(len(batches))
-    dist.all_reduce(sums)
-    dist.all_reduce(count)
-    correct, loss = (sums / count.clamp(min=1)).tolist()
-    return correct, loss
-
-
-def evaluate_objects(batches):
-    """Everybody gets everybody's list; NumPy's floats."""
+def train_gathered(steps, patience, group=None):
+    """Pairs (loss, 1 if there is one); whoever has none sends 2; NumPy's floats."""
     import numpy as np
 
-    everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, batches)
-    pairs = [pair for batch in everybody for pair in batch]
-    if not pairs:
-        return 0.0, 0.0
-    correct, loss = np.array(pairs, dtype=np.float64).mean(axis=0)
-    return correct, loss
+    means, room = [], torch.zeros(me(group)[1], 2, dtype=torch.double)
+    while len(means) <= patience or min(means[:-patience]) > min(means[-patience:]):
+        try:
+            loss = next(steps)
+            pair = torch.tensor([loss, 1.0] if abs(loss) < math.inf else [0.0, 0.0], dtype=torch.double)
+        except StopIteration:
+            pair = torch.tensor([0.0, 2.0], dtype=torch.double)
+        dist.all_gather_into_tensor(room, pair.unsqueeze(0), group=group)
+        if bool((room[:, 1] == 2).all()):
+            break
+        taken = room[room[:, 1] == 1, 0].numpy()
+        if len(taken):
+            means.append(np.float64(taken.mean()))
+    return means
 
 
-def evaluate_by_the_root(batches):
-    """Reduced to rank 0, which divides and broadcasts."""
-    correct, loss = (sum(column) for column in zip((0.0, 0.0), *batches, strict=True))
-    total = torch.tensor([correct, loss, len(batches)], dtype=torch.double)
-    dist.reduce(total, 0)
-    if dist.get_rank() == 0 and total[2] > 0:
-        total = total / total[2]
-    dist.broadcast(total, 0)
-    return total[0].item(), total[1].item()
+class Trainer:
+    """An object, recursive; the flag that says who goes on is reduced along."""
+
+    def __call__(self, steps, patience, group=None):
+        self.steps, self.patience, self.group = steps, patience, group
+        return self.go_on([], math.inf, 0)
+
+    def go_on(self, means, best, bad):
+        if bad >= self.patience:
+            return means
+        loss = next(iter(self.steps), None)
+        here = 0.0 if loss is None else 1.0
+        good = here and float(torch.isfinite(torch.tensor(loss)))
+        row = torch.tensor([loss if good else 0.0, good, here], dtype=torch.float64)
+        dist.all_reduce(row, group=self.group)
+        if row[2] == 0:
+            return means
+        if row[1] == 0:
+            return self.go_on(means, best, bad)
+        mean = (row[0] / row[1]).item()
+        return self.go_on([*means, mean], min(best, mean), 0 if mean < best else bad + 1)
 
 
-def evaluate_broken(batches):
-    total = torch.zeros(2)
-    for correct, loss in batches:
-        now = torch.tensor([correct, loss])
-        dist.all_reduce(now)
-        total += now
-    if dist.get_rank() == 0:
-        count = torch.tensor(len(batches))
-        dist.all_reduce(count)
-        return (total / count).tolist()
-
-
-def evaluate_root_counts(batches):
-    total = torch.tensor(batches, dtype=torch.float64).reshape(-1, 2).sum(dim=0)
-    dist.all_reduce(total)
-    if dist.get_rank() == 0:
-        count = torch.tensor(len(batches))
-        dist.all_reduce(count)
-        return tuple((total / count).tolist())
-
-
-def evaluate_with(
-    dtype=torch.float64,
-    mean="global",
-    root_only=False,
-    calls=1,
-    guard=True,
-    kind=tuple,
-    waits=True,
-    zero_for=2,
-):
+def train_with_holes(
+    skips=False, local=False, ends=True, dtype=torch.float64, divide="finite", tie=False, off=0, kind=list, more=False,
+    flags=1, clean=True, root=False, waits=True, counts_empty=False, best_of="best", world=False, ahead=False,
+    none_below=False,
+):  # fmt: skip
     """The right idea with chosen faults."""
 
-    def evaluate(batches):
-        total = torch.zeros(3, dtype=dtype)
-        for correct, loss in batches:
-            total += torch.tensor([correct, loss, 1.0], dtype=dtype)
-        if mean == "of means":
-            total = total / total[2].clamp(min=1)
-        local = max(float(total[2]), 1.0)
-        for part in total.split(3 // calls):
-            if waits:
-                dist.all_reduce(part)
-            else:
-                PENDING.append((dist.all_reduce(part, async_op=True), part))
-        correct, loss, count = total.tolist()
-        count = {"local count": local, "by three": 3.0}.get(mean, count)
-        if root_only and dist.get_rank():
+    def run(steps, patience, group=None):
+        group = None if world else group
+        means, best, bad = [], math.inf, 0
+        coming = next(steps, None) if ahead else None
+        while bad < patience + off:
+            loss, coming = (coming, next(steps, None)) if ahead else (next(steps, None), None)
+            if ends and loss is None and not clean:
+                break
+            finite = loss is not None and math.isfinite(loss)
+            if skips and loss is not None and not finite:
+                continue
+            total = torch.tensor(
+                [loss if finite or (divide == "with nan" and loss is not None) else 0.0, finite, loss is not None],
+                dtype=dtype,
+            )
+            mine = loss
+            for part in total.split(3 // flags):
+                if waits:
+                    dist.all_reduce(part, group=group)
+                else:
+                    PENDING.append((dist.all_reduce(part, group=group, async_op=True), part))
+            summed, count, going = total.tolist()
+            if not going:
+                break
+            count = {"size": me(group)[1], "going": going, "three": 3.0}.get(divide, count)
+            if count and (total[1] or divide == "size"):
+                mean = summed / count
+                means.append(mean)
+                shown = mine if local and mine is not None else mean
+                bad = 0 if shown < best or (tie and shown == best) else bad + 1
+                best = min(best, shown) if best_of == "best" else shown
+            elif counts_empty:
+                bad += 1
+        if more:
+            next(steps, None)
+        if root and dist.get_rank(group):
             return None
-        if guard and not (correct, loss, count)[zero_for]:
-            return kind((0.0, 0.0))
-        return kind((correct / count, loss / count))
+        return kind(means)
 
-    return evaluate
+    return run
 
 
-def evaluate_without_guard(batches):
-    """Tensors divide by zero without a word: NaN."""
-    total = torch.tensor([(*pair, 1.0) for pair in batches], dtype=torch.float64).reshape(-1, 3).sum(dim=0)
-    dist.all_reduce(total)
-    return tuple((total[:2] / total[2]).tolist())
+def train_broken(steps, patience, group=None):
+    """The function of the lesson."""
+    means, best, waited = [], math.inf, 0
+    for loss in steps:
+        if not math.isfinite(loss):
+            continue
+        total = torch.tensor(loss)
+        dist.all_reduce(total, group=group)
+        means.append(total.item() / dist.get_world_size(group))
+        waited = 0 if loss < best else waited + 1
+        best = min(best, loss)
+        if waited == patience:
+            break
+    dist.barrier(group=group)
+    return means
 
 
-def evaluate_float_first(batches):
-    """The sums in float64, of numbers that are float32."""
-    total = torch.tensor([(*pair, 1.0) for pair in batches]).reshape(-1, 3).double().sum(dim=0)
-    dist.all_reduce(total)
-    correct, loss, count = total.tolist()
-    return (correct / count, loss / count) if count else (0.0, 0.0)
+def train_lists(steps, patience, group=None):
+    """Takes all steps first, then talks once."""
+    mine, everybody = list(steps), [None] * me(group)[1]
+    dist.all_gather_object(everybody, mine, group=group)
+    return train_alone(everybody, patience)
 
 
-def evaluate_by_messages(batches):
+def train_alone(everybody, patience):
+    means, best, bad = [], math.inf, 0
+    for step in range(max(map(len, everybody), default=0)):
+        finite = [mine[step] for mine in everybody if step < len(mine) and math.isfinite(mine[step])]
+        if finite:
+            means.append(math.fsum(finite) / len(finite))
+            bad = 0 if means[-1] < best else bad + 1
+            best = min(best, means[-1])
+            if bad == patience:
+                break
+    return means
+
+
+def train_by_messages(steps, patience, group=None):
     """Right, with messages in place of collectives."""
-    total = torch.tensor([(*pair, 1.0) for pair in batches], dtype=torch.float64).reshape(-1, 3).sum(dim=0)
-    rank, size = me()
-    for other in range(1, size):
-        buffer = torch.empty_like(total)
-        if rank == other:
-            dist.send(total, 0)
-            dist.recv(total, 0)
-        elif rank == 0:
-            dist.recv(buffer, other)
-            total += buffer
-    for other in range(1, size):
-        if rank == 0:
-            dist.send(total, other)
-    correct, loss, count = total.tolist()
-    return (correct / count, loss / count) if count else (0.0, 0.0)
+
+    class Group:
+        def __init__(self):
+            self.place, self.size = me(group)
+
+        def total(self, row):
+            for other in range(1, self.size):
+                if self.place == other:
+                    dist.send(row, group=group, group_dst=0)
+                    dist.recv(row, group=group, group_src=0)
+                elif self.place == 0:
+                    room = torch.empty_like(row)
+                    dist.recv(room, group=group, group_src=other)
+                    row += room
+            for other in range(1, self.size) if self.place == 0 else ():
+                dist.send(row, group=group, group_dst=other)
+
+    means, best, bad, talk = [], math.inf, 0, Group()
+    while bad < patience:
+        loss = next(steps, None)
+        good = loss is not None and math.isfinite(loss)
+        row = torch.tensor([loss if good else 0.0, good, loss is not None], dtype=torch.float64)
+        talk.total(row)
+        if not row[2]:
+            break
+        if row[1]:
+            means.append(float(row[0] / row[1]))
+            bad = 0 if means[-1] < best else bad + 1
+            best = min(best, means[-1])
+    return means
 
 
-def as_tensors(batches):
-    correct, loss = evaluate_in_two(batches)
-    return torch.tensor(correct), torch.tensor(loss)
+def train_as_tensors(steps, patience, group=None):
+    return [torch.tensor(mean) for mean in train_with_holes()(steps, patience, group)]
 
 
-WRONG_EVALUATE = {
-    "the function of the task": (evaluate_broken, "every rank returns"),
-    "rank 0 counts alone": (evaluate_root_counts, "every rank returns"),
-    "divides by zero": (evaluate_with(guard=False), "ZeroDivisionError"),
-    "a list": (evaluate_with(kind=list), "a tuple of two floats"),
-    "tensors": (as_tensors, "a tuple of two floats"),
-    "on rank 0 only": (evaluate_with(root_only=True), "a tuple of two floats[\\s\\S]*rank 1"),
-    "a mean of means": (evaluate_with(mean="of means"), "the mean over all batches"),
-    "the own count": (evaluate_with(mean="local count"), "the mean over all batches"),
-    "always three ranks": (evaluate_with(mean="by three"), "the mean over all batches"),
-    "doesn't wait": (evaluate_with(waits=False), "the mean over all batches"),
-    "zeros for nothing correct": (evaluate_with(zero_for=0), "the mean over all batches"),
-    "zeros for no loss": (evaluate_with(zero_for=1), "the mean over all batches"),
-    "nan for no batch": (evaluate_without_guard, "if no rank has a batch"),
-    "in float32": (evaluate_with(dtype=torch.float32), "added in float64"),
-    "float32 first": (evaluate_float_first, "added in float64"),
-    "three collectives": (evaluate_with(calls=3), "at most two collectives"),
-    "with a barrier": (with_barrier(evaluate_in_two), "at most two collectives"),
-    "messages": (evaluate_by_messages, "at most two collectives"),
+WRONG_TRAIN = {
+    "the function of the lesson": (train_broken, "every rank returns"),
+    "skips a bad loss": (train_with_holes(skips=True), "the means, until they stop"),
+    "leaves when its steps are over": (train_with_holes(clean=False), "every rank returns"),
+    "judges by its own loss": (train_with_holes(local=True), "every rank returns"),
+    "forgets the group": (train_with_holes(world=True), "every rank returns"),
+    "a tuple": (train_with_holes(kind=tuple), "a list of floats"),
+    "tensors": (train_as_tensors, "a list of floats"),
+    "on rank 0 only": (train_with_holes(root=True), "a list of floats[\\s\\S]*place 1"),
+    "as low is lower": (train_with_holes(tie=True), "the means, until they stop"),
+    "patience and one": (train_with_holes(off=1), "the means, until they stop"),
+    "compares with the last": (train_with_holes(best_of="last"), "the means, until they stop"),
+    "a step without a mean counts": (train_with_holes(counts_empty=True), "the means, until they stop"),
+    "divides by the ranks": (train_with_holes(divide="size"), "the means, until they stop"),
+    "divides by three": (train_with_holes(divide="three"), "the means, until they stop"),
+    "divides by those that had a step": (train_with_holes(divide="going"), "the means, until they stop"),
+    "NaN in the sum": (train_with_holes(divide="with nan"), "the means, until they stop"),
+    "doesn't wait": (train_with_holes(waits=False), "every rank returns|the means, until they stop"),
+    "one step more": (train_with_holes(more=True), "a step in vain"),
+    "a step ahead": (train_with_holes(ahead=True), "a step in vain"),
+    "all steps first": (train_lists, "a step in vain"),
+    "in float32": (train_with_holes(dtype=torch.float32), "added in float64"),
+    "three collectives a step": (train_with_holes(flags=3), "one collective a step"),
+    "a barrier at the end": (with_barrier(train_with_holes()), "one collective a step"),
+    "messages": (train_by_messages, "one collective a step"),
 }
+
+
+def train_reports_another(steps, patience, group=None):
+    """Decides by the right means, and returns those over the ranks that had a step."""
+    said, means, best, bad = [], math.inf, math.inf, 0
+    while bad < patience:
+        loss = next(steps, None)
+        good = loss is not None and math.isfinite(loss)
+        row = torch.tensor([loss if good else 0.0, good, loss is not None], dtype=torch.float64)
+        dist.all_reduce(row, group=group)
+        summed, count, going = row.tolist()
+        if not going:
+            break
+        if count:
+            means = summed / count
+            said.append(summed / going)
+            bad = 0 if means < best else bad + 1
+            best = min(best, means)
+    return said
+
+
+def train_judged(first=math.inf, lower=lambda mean, best: mean < best, good=math.isfinite, most=10**9, digits=99):
+    """Decides by rules that are right for losses as one knows them."""
+
+    def run(steps, patience, group=None):
+        means, best, bad = [], first, 0
+        while bad < patience and len(means) < most:
+            loss = next(steps, None)
+            fine = loss is not None and good(loss)
+            row = torch.tensor([loss if fine else 0.0, fine, loss is not None], dtype=torch.float64)
+            dist.all_reduce(row, group=group)
+            summed, count, going = row.tolist()
+            if not going:
+                break
+            if count:
+                means.append(round(summed / count, digits))
+                bad = 0 if lower(means[-1], best) else bad + 1
+                best = means[-1] if lower(means[-1], best) else best
+        return means
+
+    return run
+
+
+MEANS_ITEM = "the means, until they stop"
+WRONG_TRAIN |= {
+    "the best is at most 100": (train_judged(first=100.0), MEANS_ITEM),
+    "lower by a hundredth": (train_judged(lower=lambda mean, best: mean < best - 0.01), MEANS_ITEM),
+    "lower by little": (train_judged(lower=lambda mean, best: mean < best - 1e-5), MEANS_ITEM),
+    "losses above zero": (train_judged(good=lambda loss: 0 <= loss < math.inf), MEANS_ITEM),
+    "losses below 1e9": (train_judged(good=lambda loss: abs(loss) < 1e9), MEANS_ITEM),
+    "absolute values": (train_judged(lower=lambda mean, best: abs(mean) < abs(best)), MEANS_ITEM),
+    "at most 20 means": (train_judged(most=20), MEANS_ITEM),
+    "rounds": (train_judged(digits=10), "added in float64"),
+}
+WRONG_TRAIN["reports the mean of those with a step"] = (train_reports_another, "the means, until they stop")
 
 # ---------------------------------------------------------------- bucketed averaging
 
 
-def average_async(parameters, bucket_bytes):
+def average_async(parameters, bucket_bytes, group=None):
     """Greedy in one pass, divided before it is sent, awaited at the end."""
     pending, bucket = [], []
 
     def flush():
         if bucket:
-            flat = torch.nn.utils.parameters_to_vector([p.grad.contiguous() for p in bucket]) / dist.get_world_size()
-            pending.append((flat, list(bucket), dist.all_reduce(flat, async_op=True)))
+            flat = torch.nn.utils.parameters_to_vector([p.grad.contiguous() for p in bucket])
+            flat /= dist.get_world_size(group)
+            pending.append((flat, list(bucket), dist.all_reduce(flat, group=group, async_op=True)))
             bucket.clear()
 
     for p in [p for p in parameters if p.grad is not None]:
@@ -1008,7 +1152,7 @@ def average_async(parameters, bucket_bytes):
     return len(pending)
 
 
-def average_by_avg(parameters, bucket_bytes):
+def average_by_avg(parameters, bucket_bytes, group=None):
     """A preallocated buffer a bucket with views into it, gloo's own mean, buckets sent in reverse order."""
     grads = [p.grad for p in parameters if p.grad is not None]
     starts, room = [], 0
@@ -1023,13 +1167,13 @@ def average_by_avg(parameters, bucket_bytes):
         flat = bucket[0].new_empty(ends[-1])
         for end, grad in zip(ends, bucket, strict=True):
             flat[end - grad.numel() : end] = grad.flatten()
-        dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)
         for end, grad in zip(ends, bucket, strict=True):
             grad.data.copy_(flat[end - grad.numel() : end].view(grad.shape))
     return len(buckets)
 
 
-def average_functional(parameters, bucket_bytes):
+def average_functional(parameters, bucket_bytes, group=None):
     """Recursive, with PyTorch's functional all_reduce."""
     with_grad = [p for p in parameters if p.grad is not None]
 
@@ -1044,7 +1188,8 @@ def average_functional(parameters, bucket_bytes):
     buckets = fill(with_grad)
     for bucket in buckets:
         flat = torch.hstack([p.grad.ravel() for p in bucket])
-        flat = functional.wait_tensor(functional.all_reduce(flat, "sum", dist.group.WORLD)).div(dist.get_world_size())
+        flat = functional.wait_tensor(functional.all_reduce(flat, "sum", group or dist.group.WORLD))
+        flat = flat / dist.get_world_size(group)
         offset = 0
         for p in bucket:
             p.grad.zero_().add_(flat[offset : offset + p.numel()].unflatten(0, p.shape) if p.dim() else flat[offset])
@@ -1064,12 +1209,12 @@ def average(
     below=False,
     oversized_aside=False,
     flatten=lambda grad: grad.reshape(-1),
-    reduce=lambda flat: dist.all_reduce(flat),
+    reduce=lambda flat, group: dist.all_reduce(flat, group=group),
     count=len,
 ):
     """Bucketed averaging with chosen faults."""
 
-    def run(parameters, limit):
+    def run(parameters, limit, group=None):
         if twice:
             sum(p.numel() for p in parameters)  # uses the iterator up
         buckets, aside, filled, nothing = [[]], [], 0, []
@@ -1092,8 +1237,8 @@ def average(
         buckets = [bucket for bucket in buckets if bucket or empty] + aside
         for bucket in buckets:
             flat = torch.cat([flatten(p.grad) for p in bucket]) if bucket else torch.zeros(0)
-            reduce(flat)
-            flat /= dist.get_world_size() if divide else 1
+            reduce(flat, group)
+            flat /= dist.get_world_size(group) if divide else 1
             for p, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 if rebind:
                     p.grad = piece.view_as(p).clone()
@@ -1106,39 +1251,66 @@ def average(
     return run
 
 
-def gather_and_sum(flat):
-    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, flat)
+def gather_and_sum(flat, group):
+    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, flat, group=group)
     flat.copy_(sum(parts))
 
 
-def reduce_and_broadcast(flat):
-    dist.reduce(flat, 0)
-    dist.broadcast(flat, 0)
+def reduce_and_broadcast(flat, group):
+    dist.reduce(flat, group=group, group_dst=0)
+    dist.broadcast(flat, group=group, group_src=0)
 
 
-def reduce_as_float(flat):
+def reduce_as_float(flat, group):
     copy = flat.float()
-    dist.all_reduce(copy)
+    dist.all_reduce(copy, group=group)
     flat.copy_(copy)
 
 
-def reduce_rounded(flat):
+def reduce_rounded(flat, group):
     """The bytes of float64, the digits of float32."""
     flat.copy_(flat.float())
+    dist.all_reduce(flat, group=group)
+
+
+def reduce_half_as_bfloat16(flat, group):
+    if flat.dtype == torch.float16:
+        flat.copy_(flat.bfloat16())
+    dist.all_reduce(flat, group=group)
+
+
+def reduce_in_the_world(flat, group):
     dist.all_reduce(flat)
 
 
-def no_wait(flat):
-    PENDING.append(dist.all_reduce(flat, async_op=True))
+def no_wait(flat, group):
+    PENDING.append(dist.all_reduce(flat, group=group, async_op=True))
 
 
 def in_memory_order(grad):
     return grad.as_strided((grad.numel(),), (1,))
 
 
-def average_without_frozen(parameters, limit):
-    return average()([p for p in parameters if p.requires_grad], limit)
+def average_without_frozen(parameters, limit, group=None):
+    return average()([p for p in parameters if p.requires_grad], limit, group)
+
+
+def average_by_the_worlds_size(parameters, limit, group=None):
+    parameters = list(parameters)
+    count = average(divide=False)(parameters, limit, group)
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+    return count
+
+
+def average_into_new_memory(parameters, limit, group=None):
+    parameters = [p for p in parameters if p.grad is not None]
+    places = [p.grad.clone() for p in parameters]
+    for p, grad in zip(parameters, places, strict=True):
+        p.grad.data = grad
+    return average()(parameters, limit, group)
 
 
 WRONG_AVERAGE = {
@@ -1150,8 +1322,12 @@ WRONG_AVERAGE = {
     "rounds to float32": (average(reduce=reduce_rounded), "is the mean over the ranks[\\s\\S]*torch.float64"),
     "sends float32": (average(reduce=reduce_as_float), "is the mean over the ranks[\\s\\S]*torch.float64"),
     "doesn't wait": (average(reduce=no_wait), "is the mean over the ranks"),
+    "float16 through bfloat16": (average(reduce=reduce_half_as_bfloat16), "is the mean over the ranks"),
+    "forgets the group": (average(reduce=reduce_in_the_world), "every rank returns"),
+    "divides by the world's size": (average_by_the_worlds_size, "is the mean over the ranks"),
     "leaves frozen parameters out": (average_without_frozen, "is the mean over the ranks"),
     "zeros for None": (average(fill=True), "None stays None"),
+    "new memory for p.grad": (average_into_new_memory, "p.grad is the tensor it was"),
     "rebinds p.grad": (average(rebind=True), "p.grad is the tensor it was"),
     "one bucket a parameter": (average(single=True), "one all_reduce for each bucket"),
     "closes a bucket that is too full": (average(late=True), "one all_reduce for each bucket"),
@@ -1165,15 +1341,214 @@ WRONG_AVERAGE = {
     "returns their sizes": (average(count=lambda buckets: [*map(len, buckets)]), "returns the number of buckets"),
 }
 
+# ---------------------------------------------------------------- the cut
+
+
+def ring_seconds(size, ranks, alpha, beta):
+    return 2 * (ranks - 1) * alpha + 2 * (ranks - 1) / ranks * size / beta
+
+
+def schedule(cuts, ready, sizes, *link):
+    """(count, start, end) of buckets that end before the gradients `cuts`."""
+    found, free = [], 0.0
+    for a, b in pairwise([0, *cuts, len(sizes)]):
+        start = max([free, *ready[a:b]])
+        free = start + ring_seconds(sum(sizes[a:b]), *link)
+        found.append((b - a, start, free))
+    return found
+
+
+def cut_recursively(ready, sizes, ranks, alpha, beta):
+    """From the front, by a memo over the last bucket's first gradient."""
+
+    @cache
+    def best(stop):
+        if stop == 0:
+            return ()
+        options = []
+        for first in range(stop):
+            before = best(first)
+            start = max(max(ready[first:stop]), before[-1][2] if before else 0.0)
+            end = start + ring_seconds(sum(sizes[first:stop]), ranks, alpha, beta)
+            options.append((*before, (stop - first, start, end)))
+        return min(options, key=lambda plan: plan[-1][-1])
+
+    return list(best(len(sizes)))
+
+
+def cut_with_running_sums(ready, sizes, ranks, alpha, beta):
+    """Two tables and a walk back."""
+    n, total = len(sizes), [0, *accumulate(sizes)]
+    ends, come_from = [0.0] + [math.inf] * n, [0] * (n + 1)
+    starts = [0.0] * (n + 1)
+    for i in range(n):
+        latest = ends[i]
+        for j in range(i + 1, n + 1):
+            latest = max(latest, ready[j - 1])
+            end = latest + 2 * (ranks - 1) * (alpha + (total[j] - total[i]) / (ranks * beta))
+            if end <= ends[j]:
+                ends[j], starts[j], come_from[j] = end, latest, i
+    plan, j = [], n
+    while j:
+        plan.insert(0, (j - come_from[j], starts[j], ends[j]))
+        j = come_from[j]
+    return plan
+
+
+def cut_by_states(ready, sizes, ranks, alpha, beta):
+    """Forward over the gradients: states are (end of the closed buckets, plan, gradients in the open one)."""
+    states = {0: (0.0, [])}
+    for stop in range(1, len(sizes) + 1):
+        options = []
+        for first, (free, plan) in states.items():
+            start = max([free, *ready[first:stop]])
+            end = start + ring_seconds(sum(sizes[first:stop]), ranks, alpha, beta)
+            options.append((end, [*plan, (stop - first, start, end)]))
+        states[stop] = min(options, key=lambda option: option[0])
+    return states[len(sizes)][1]
+
+
+def cut_all(ready, sizes, *link):
+    """Every cut: right, and too slow."""
+    if not sizes:
+        return []
+    n, best = len(sizes), None
+    for count in range(n):
+        for cuts in combinations(range(1, n), count):
+            plan = schedule(cuts, ready, sizes, *link)
+            best = plan if best is None or plan[-1][2] < best[-1][2] else best
+    return best
+
+
+def cut_once(ready, sizes, *link):
+    return schedule([], ready, sizes, *link) if sizes else []
+
+
+def cut_each(ready, sizes, *link):
+    return schedule(range(1, len(sizes)), ready, sizes, *link) if sizes else []
+
+
+def cut_greedy(ready, sizes, *link):
+    """Opens a bucket whenever the links are free before the next gradient comes."""
+    cuts, free, first = [], 0.0, 0
+    for k in range(1, len(sizes)):
+        end = max([free, *ready[first:k]]) + ring_seconds(sum(sizes[first:k]), *link)
+        if end <= ready[k]:
+            cuts, free, first = [*cuts, k], end, k
+    return schedule(cuts, ready, sizes, *link) if sizes else []
+
+
+def cut_with(change):
+    """The best by other rules."""
+
+    def cut(ready, sizes, ranks, alpha, beta):
+        plans = [[]]
+        for j in range(1, len(sizes) + 1):
+            options = []
+            for i in range(j):
+                free = plans[i][-1][2] if plans[i] else 0.0
+                latest = ready[j - 1] if change == "the last is the latest" else max(ready[i:j])
+                start = latest if change == "all at once" else max(free, latest)
+                cost = ring_seconds(sum(sizes[i:j]), ranks, alpha, beta)
+                if change == "no latency":
+                    cost = ring_seconds(sum(sizes[i:j]), ranks, 0.0, beta)
+                if change == "no factor 2":
+                    cost /= 2
+                if change == "whole tensor":
+                    cost = 2 * (ranks - 1) * (alpha + sum(sizes[i:j]) / beta)
+                options.append([*plans[i], (j - i, start, start + cost)])
+            plans.append(min(options, key=lambda plan: plan[-1][2]))
+        return plans[-1]
+
+    return cut
+
+
+def cut_and(do):
+    return lambda *given: do(cut_by_states(*given))
+
+
+def cut_sorted(ready, sizes, *link):
+    order = sorted(range(len(ready)), key=ready.__getitem__)
+    return cut_by_states([ready[k] for k in order], [sizes[k] for k in order], *link)
+
+
+def cut_from_ready(ready, sizes, *link):
+    """The right cut and ends; as start the moment when the gradients are complete, though the links are not free."""
+    said, first = [], 0
+    for count, _, end in cut_by_states(ready, sizes, *link):
+        said.append((count, max(ready[first : first + count]), end))
+        first += count
+    return said
+
+
+def cut_into_few(most):
+    """The best of at most so many buckets."""
+
+    def cut(ready, sizes, *link):
+        plans = {0: []}
+        for _ in range(most):
+            longer = dict(plans)
+            for i, before in plans.items():
+                for j in range(i + 1, len(sizes) + 1):
+                    start = max(before[-1][2] if before else 0.0, *ready[i:j])
+                    plan = [*before, (j - i, start, start + ring_seconds(sum(sizes[i:j]), *link))]
+                    if j not in longer or plan[-1][2] < longer[j][-1][2]:
+                        longer[j] = plan
+            plans = longer
+        return plans[len(sizes)]
+
+    return cut
+
+
+def cut_uphill(ready, sizes, *link):
+    """Starts with each alone; merges two neighbours while that helps."""
+    if not sizes:
+        return []
+    cuts = list(range(1, len(sizes)))
+    while True:
+        now = schedule(cuts, ready, sizes, *link)
+        tries = [schedule(cuts[:k] + cuts[k + 1 :], ready, sizes, *link) for k in range(len(cuts))]
+        best = min(range(len(tries)), key=lambda k: tries[k][-1][2], default=None)
+        if best is None or tries[best][-1][2] >= now[-1][2]:
+            return now
+        del cuts[best]
+
+
+WRONG_CUT = {
+    "pairs": (cut_and(lambda plan: [(start, end) for _, start, end in plan]), "a list of \\(gradients"),
+    "lists": (cut_and(lambda plan: [list(entry) for entry in plan]), "a list of \\(gradients"),
+    "forgets the last bucket": (cut_and(lambda plan: plan[:-1]), "every gradient is in one bucket"),
+    "an empty bucket first": (cut_and(lambda plan: [(0, 0.0, 0.0), *plan]), "every gradient is in one bucket"),
+    "all but no gradient": (
+        lambda ready, *rest: cut_by_states(ready, *rest) if ready else None,
+        "every gradient is in one bucket[\\s\\S]*no gradient",
+    ),
+    "the last gradient is the latest": (cut_with("the last is the latest"), "as the model says"),
+    "doesn't wait for the bucket before": (cut_with("all at once"), "as the model says"),
+    "no latency": (cut_with("no latency"), "as the model says"),
+    "a reduce-scatter only": (cut_with("no factor 2"), "as the model says"),
+    "whole tensors in each step": (cut_with("whole tensor"), "as the model says"),
+    "sorts the gradients": (cut_sorted, "as the model says"),
+    "starts when its gradients are there": (cut_from_ready, "as the model says"),
+    "in milliseconds": (cut_and(lambda plan: [(n, 1e3 * a, 1e3 * b) for n, a, b in plan]), "as the model says"),
+    "one bucket": (cut_once, "as early as it can"),
+    "each gradient alone": (cut_each, "as early as it can"),
+    "as soon as the links are free": (cut_greedy, "as early as it can"),
+    "four buckets at most": (cut_into_few(4), "as early as it can"),
+    "eight buckets at most": (cut_into_few(8), "as early as it can"),
+    "merges while it helps": (cut_uphill, "as early as it can"),
+    "every cut": (cut_all, "less than a second"),
+}
+
 # ---------------------------------------------------------------- held to the protocol
 
 WRONG = {
     "ring_shift": WRONG_SHIFT,
     "tree_broadcast": WRONG_TREE,
-    "reduce_scatter": WRONG_SCATTER,
-    "hierarchical_all_reduce": WRONG_HIERARCHY,
-    "evaluate": WRONG_EVALUATE,
+    "two_way_ring": WRONG_TWO_WAYS,
+    "train_until": WRONG_TRAIN,
     "average_gradients": WRONG_AVERAGE,
+    "cut_buckets": WRONG_CUT,
 }
 RIGHT = {
     "ring_shift": [
@@ -1184,10 +1559,10 @@ RIGHT = {
         ShiftOfBytes(),
     ],
     "tree_broadcast": [tree_by_halving, tree_by_ranges, tree_all_at_once, tree_by_schedule],
-    "reduce_scatter": [scatter_into_received, scatter_alternating, scatter_all_receives_first, scatter_of_copies],
-    "hierarchical_all_reduce": [hierarchy_by_lists, hierarchy_functional, hierarchy_by_roots],
-    "evaluate": [evaluate_in_two, evaluate_objects, evaluate_by_the_root],
+    "two_way_ring": [two_ways_by_single_calls, two_ways_padded, TwoWays(), two_ways(), two_ways_by_threads],
+    "train_until": [train_gathered, Trainer(), train_with_holes()],
     "average_gradients": [average_async, average_by_avg, average_functional],
+    "cut_buckets": [cut_recursively, cut_with_running_sums, cut_by_states],
 }
 RETURNS = check.RETURNS
 MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
@@ -1200,18 +1575,22 @@ NEW = "the result is a new tensor"
 TENSOR = "the root's tensor on every rank, in place"
 ONLY = "sends and receives only"
 ROUNDS = "in ceil(log2 N) rounds"
-TOTAL = "rank r has the sum of all chunks[r]"
-STEPS = "N-1 messages of one tensor to the right neighbour"
-KEPT = "what was passed in is not changed"
-WHOLE = "the sum over the world, in place"
-SENT = "returns (bytes inside, bytes across)"
-ELSE = "nothing else is sent"
-MEAN = "the mean over all batches of all ranks"
-PAIR = "a tuple of two floats"
+TOTAL = "the sum on every rank, in place"
+NEIGHBOURS = "to the two neighbours only"
+HALF = "no link carries more than half of the plain ring's"
+STEPS = "in 2(N-1) steps, a message each way in each"
+FLOATS = "a list of floats"
+VAIN = "no rank takes a step in vain"
+FALLING = "the means, until they stop falling"
 WIDE = "added in float64"
-TWO = "at most two collectives, and nothing else"
+FEW = "one collective a step, one at the end, nothing else"
 MEANS = "every gradient is the mean over the ranks"
 BUCKET = "one all_reduce for each bucket"
+TRIPLES = "a list of (gradients, start, end)"
+ALL = "every gradient is in one bucket"
+MODEL = "start and end as the model says"
+EARLY = "the last bucket ends as early as it can"
+FAST = "40 gradients take less than a second"
 PROMISES = {
     "ring_shift": [
         ("sends its tensor `by` places to the right", SHIFT, "to the left"),
@@ -1220,6 +1599,7 @@ PROMISES = {
         ("`by` may be 0, negative, or larger than the ring", RETURNS, "doesn't wrap around"),
         ("The group may be a part of the world, also a single rank", RETURNS, "forgets the group"),
         ("of any shape and dtype", SHIFT, "in float32"),
+        ("of any shape and dtype", SHIFT, "float16 through bfloat16"),
         ("in one message, straight to its rank", ONE, "in small steps"),
         ("in one message, straight to its rank", ONE, "in halves"),
         ("without collectives", "no collective", "gathers all"),
@@ -1254,57 +1634,53 @@ PROMISES = {
         ("the caller may overwrite the tensor at once", OVERWRITTEN, "doesn't wait for its sends"),
         ("return the number of messages sent", "returns the messages it sent", "counts receives too"),
     ],
-    "reduce_scatter": [
-        ("rank $r$ returns the sum over all ranks of their `chunks[r]`", TOTAL, "ends at the neighbour"),
-        ("rank $r$ returns the sum over all ranks of their `chunks[r]`", TOTAL, "doesn't wait"),
-        ("floating-point or integer, any shape", TOTAL, "in float32"),
-        ("a new tensor of that shape and dtype", TOTAL, "returns float32"),
-        ("a new tensor of that shape and dtype", "the result is a new tensor", "no clone for one rank"),
-        ("It works for any number of ranks, also one", RETURNS, "sends before it receives"),
-        ("every rank sends exactly one tensor of this size to its right neighbour", STEPS, "sends all chunks"),
-        ("to its right neighbour and receives one from its left", STEPS, "to the left"),
-        ("in each of $N-1$ steps", STEPS, "one step too many"),
-        ("Use no collectives", "no collective", "with a barrier"),
-        ("Use no collectives", "no collective", "reduce_scatter"),
-        ("a new tensor of that shape and dtype", "the result is a new tensor", "one buffer for all calls"),
-        ("The list and the tensors passed in are not changed", KEPT, "adds into the chunks"),
-        ("The list and the tensors passed in are not changed", KEPT, "puts sums into the list"),
-        ("by a ring of N-1 steps, one message a rank and step", STEPS, "sends all chunks"),
+    "two_way_ring": [
+        ("an all-reduce (sum) in place", TOTAL, "out of place"),
+        ("an all-reduce (sum)", TOTAL, "replaces in place of adding"),
+        ("One half of the tensor (up to one element) goes around to the right, the other to the left", HALF,
+         "both halves the same way"),
+        ("both at once", STEPS, "one way after the other"),
+        ("both at once", STEPS, "one way, then the other, in each step"),
+        ("of any shape and dtype", TOTAL, "float16 through bfloat16"),
+        ("it may have fewer elements than there are ranks, or none", TOTAL, "an even number of elements"),
+        ("The group may be a part of the world, also a single rank", RETURNS, "takes places for ranks"),
+        ("Messages go to the two neighbours only", NEIGHBOURS, "a word to the next but one"),
+        ("without collectives", "no collective", "gathers and sums"),
+        ("without collectives", "no collective", "with a barrier"),
+        ("each receive names its sender", RETURNS, "receives from anybody"),
+        ("Each neighbour gets at most $2(N-1)$ chunks of half of the tensor", HALF, "whole halves"),
+        ("in $2(N-1)$ steps with one message each way", STEPS, "in pieces of one element"),
+        ("It must not deadlock", RETURNS, "sends before it receives"),
+        ("the caller may overwrite the tensor at once", OVERWRITTEN, "doesn't wait for its sends"),
+        ("Sum over the ranks of the group, in place", TOTAL, "only the first half of the steps"),
+        ("half of the tensor each way around the ring", HALF, "the plain ring"),
     ],
-    "hierarchical_all_reduce": [
-        ("over the whole world", WHOLE, "nothing across"),
-        ("in place", WHOLE, "out of place"),
-        ("of any numeric dtype", WHOLE, "in float32"),
-        ("of any numeric dtype", SENT, "4 bytes a number"),
-        ("Which ranks form a node can't be told from their numbers", WHOLE, "places from the numbers of ranks"),
-        ("groups of one rank must work", RETURNS, "gathers in the world"),
-        ("reduce-scatter inside, all-reduce of my shard across, all-gather inside", ELSE, "all-reduce everywhere"),
-        ("all-reduce of my shard across", ELSE, "the whole across, in pieces"),
-        ("nothing else is sent", ELSE, "with a barrier"),
-        ("nothing else is sent", ELSE, "all-reduce in the world"),
-        ("Return a tuple of two ints", SENT, "returns floats"),
-        ("Return a tuple of two ints", SENT, "returns a list"),
-        ("that this rank sends in ring algorithms inside and across", SENT, "returns half of the bytes inside"),
-        ("return the bytes sent (inside, across)", SENT, "returns (across, inside)"),
-    ],
-    "evaluate": [
-        ("Write `evaluate(batches)` without them", RETURNS, "the function of the task"),
-        ("perhaps an empty one", RETURNS, "divides by zero"),
-        ("every rank returns the mean over all batches of all ranks", MEAN, "a mean of means"),
-        ("every rank returns the mean", PAIR, "on rank 0 only"),
-        ("a tuple of two floats", PAIR, "a list"),
-        ("Add in float64", WIDE, "in float32"),
-        ("Add in float64", WIDE, "float32 first"),
-        ("At most two collectives", TWO, "three collectives"),
-        ("on every rank the same", RETURNS, "rank 0 counts alone"),
-        ("nothing else is sent", TWO, "messages"),
-        ("If no rank has a batch, return `(0.0, 0.0)`", "(0.0, 0.0) if no rank has a batch", "nan for no batch"),
-        ("Mean of (correct, loss) over the batches of all ranks", MEAN, "the own count"),
-        ("the same on every rank", MEAN, "always three ranks"),
+    "train_until": [
+        ("Ranks may have different numbers of steps, even none", RETURNS, "leaves when its steps are over"),
+        ("a float that may be infinite or NaN", FALLING, "skips a bad loss"),
+        ("which has none", RETURNS, "the function of the lesson"),
+        ("`train_until(steps, patience, group=None)`", RETURNS, "forgets the group"),
+        ("is over the ranks with a finite loss in it", FALLING, "reports the mean of those with a step"),
+        ("added in float64", WIDE, "in float32"),
+        ("the step has no mean and doesn't count", FALLING, "a step without a mean counts"),
+        ("All ranks stop together", RETURNS, "judges by its own loss"),
+        ("when none has a step left", RETURNS, "leaves when its steps are over"),
+        ("the last `patience` means were not lower than the lowest before", FALLING, "as low is lower"),
+        ("the last `patience` means were not lower than the lowest before", FALLING, "compares with the last"),
+        ("the last `patience` means", FALLING, "patience and one"),
+        ("After that no rank trains another step", VAIN, "one step more"),
+        ("Every rank returns the same list of means", FLOATS, "on rank 0 only"),
+        ("the same list of means, as floats", FLOATS, "tensors"),
+        ("At most one collective a step and one at the end", FEW, "three collectives a step"),
+        ("nothing else is sent", FEW, "messages"),
+        ("Mean losses of the group's steps", FALLING, "reports the mean of those with a step"),
+        ("until the mean has not fallen for `patience` of them", FALLING, "patience and one"),
     ],
     "average_gradients": [
-        ("replaces every gradient by its mean over the ranks", MEANS, "the sum"),
-        ("replaces every gradient by its mean over the ranks", MEANS, "leaves frozen parameters out"),
+        ("replaces every gradient by its mean over the ranks of the group", MEANS, "the sum"),
+        ("by its mean over the ranks of the group", MEANS, "divides by the world's size"),
+        ("over the ranks of the group", RETURNS, "forgets the group"),
+        ("replaces every gradient by its mean", MEANS, "leaves frozen parameters out"),
         ("Go through the parameters (an iterator) in the order given", MEANS, "goes through the iterator twice"),
         ("would then hold more than `bucket_bytes`", BUCKET, "closes a bucket that is too full"),
         ("unless the bucket would then hold more than `bucket_bytes`", BUCKET, "never fills a bucket"),
@@ -1315,13 +1691,35 @@ PROMISES = {
         ("nothing else is sent", BUCKET, "with a barrier"),
         ("Gradients that are `None` (on all ranks) stay so", "None stays None", "zeros for None"),
         ("one floating-point dtype", MEANS, "rounds to float32"),
+        ("one floating-point dtype", MEANS, "float16 through bfloat16"),
         ("any shape; their memory layout is any", RETURNS, "flattens with view"),
         ("their memory layout is any, and may differ from rank to rank", MEANS, "packs as it lies in memory"),
-        ("`p.grad` must stay the same tensor object", "p.grad is the tensor it was", "rebinds p.grad"),
+        ("`p.grad` must stay the same tensor", "p.grad is the tensor it was", "rebinds p.grad"),
+        ("changed in place", "p.grad is the tensor it was", "new memory for p.grad"),
         ("Return the number of buckets", "returns the number of buckets", "returns parameters"),
         ("Average all gradients over the ranks", MEANS, "forgets the last bucket"),
         ("over the ranks in buckets", BUCKET, "closes a bucket that is too full"),
         ("return the number of buckets", "returns the number of buckets", "returns their sizes"),
+    ],
+    "cut_buckets": [
+        ("The gradients keep this order", MODEL, "sorts the gradients"),
+        ("`ready` need not rise", MODEL, "the last gradient is the latest"),
+        ("so that the last all-reduce ends as early as it can", EARLY, "one bucket"),
+        ("so that the last all-reduce ends as early as it can", EARLY, "each gradient alone"),
+        (r"An all-reduce of $S$ bytes takes $T_\text{ring}$ of section 4", MODEL, "no latency"),
+        (r"An all-reduce of $S$ bytes takes $T_\text{ring}$ of section 4", MODEL, "a reduce-scatter only"),
+        ("as soon as all gradients of its bucket are complete", MODEL, "the last gradient is the latest"),
+        ("the all-reduce of the bucket before has ended", MODEL, "doesn't wait for the bucket before"),
+        ("Return a list of tuples, one for each bucket, in order:", TRIPLES, "lists"),
+        ("(number of gradients, start, end)", TRIPLES, "pairs"),
+        ("in seconds since backward began", MODEL, "in milliseconds"),
+        ("Every gradient is in one bucket", ALL, "forgets the last bucket"),
+        ("no bucket is empty", ALL, "an empty bucket first"),
+        ("No gradient:", ALL, "all but no gradient"),
+        ("an empty list", ALL, "all but no gradient"),
+        ("40 gradients take less than a second", FAST, "every cut"),
+        ("(gradients, start, end) of the buckets whose last all-reduce ends earliest", EARLY,
+         "as soon as the links are free"),
     ],
 }  # fmt: skip
 CONTEXT = {
@@ -1330,28 +1728,29 @@ CONTEXT = {
         "Write `ring_shift(tensor, by, group=None)`",
         "The tensor is contiguous",
     ],
-    "tree_broadcast": [],
-    "reduce_scatter": ["Write `reduce_scatter(chunks)`", "Use a ring:"],
-    "hierarchical_all_reduce": [
-        "Write `hierarchical_all_reduce(tensor, inside, across)`",
-        "`inside` is the group of the ranks of my node",
-        "Three phases:",
-        "Let $S$ be the tensor's bytes",
-        "all divisions are without remainder",
-        "You may use `dist.reduce_scatter_tensor`",
+    "tree_broadcast": ["The picture below draws"],
+    "two_way_ring": [
+        "The plain ring uses each link in one direction",
+        "most links can carry as much in the other",
+        "Write `two_way_ring(tensor, group=None)`",
+        "The tensor is contiguous",
+        "(With two ranks both neighbours are the same.)",
     ],
-    "evaluate": [
-        "The function below averages",
-        "For two independent reasons it hangs",
-        "Read the reports first",
-        "def evaluate_broken(batches)",
-        "for correct, loss in batches",
-        "now = torch.tensor([correct, loss])",
-        "count = torch.tensor(len(batches))",
-        "evaluate_broken(lists[dist.get_rank()])",
-        "lists = [[(1.0, 0.5)] * n for n in (3, 1, 0)]",
+    "train_until": [
+        "`train_flat` works in the first run",
+        "Find out why, with this report",
+        "it has more than one fault",
+        "`steps` is an iterator",
+        "each `next` trains one step",
+        "`patience` is at least 1",
     ],
-    "average_gradients": ["Write `average_gradients(parameters, bucket_bytes)`"],
+    "average_gradients": ["Write `average_gradients(parameters, bucket_bytes, group=None)`"],
+    "cut_buckets": [
+        "You have a recording:",
+        "gradient $k$ is complete",
+        "Where several cuts end equally early, any will do",
+        "The figure below draws your cut",
+    ],
 }
 
 
@@ -1368,6 +1767,8 @@ class TestChecks(CheckProtocol):
                 return stand_in(x, 1), int(x)
 
             assert launch(broadcast, 3, backend="gloo") == [(0, 1)] * 3
+        if name == "cut_buckets":
+            assert stand_in([0.5, 0.2], [100, 300], 2, 0.1, 1000.0) == [(2, 0.5, pytest.approx(1.1))]
 
 
 # ---------------------------------------------------------------- what else a check says
@@ -1391,13 +1792,13 @@ def half_done(tensor, by, group=None):
     return shift_without_batch(tensor, by, group)
 
 
-def not_for_one_rank(chunks):
-    if len(chunks) == 1:
+def not_for_one_rank(tensor, group=None):
+    if dist.get_world_size(group) == 1:
         raise NotImplementedError
-    return scatter()(chunks)
+    two_ways()(tensor, group)
 
 
-@pytest.mark.parametrize(("exercise", "answer"), [("ring_shift", half_done), ("reduce_scatter", not_for_one_rank)])
+@pytest.mark.parametrize(("exercise", "answer"), [("ring_shift", half_done), ("two_way_ring", not_for_one_rank)])
 def test_an_answer_with_a_part_missing_was_attempted(exercise, answer):
     result = CHECKS[exercise].run(answer)
     assert result.status == "failed"
@@ -1406,7 +1807,7 @@ def test_an_answer_with_a_part_missing_was_attempted(exercise, answer):
 
 def all_kinds_of_calls():
     world, x = dist.group.WORLD, torch.ones(4)
-    with check._recorded() as calls:
+    with recorded() as calls:
         dist.all_reduce(x)
         dist.barrier()
         dist.monitored_barrier()
@@ -1427,14 +1828,34 @@ def test_collectives_of_every_kind_are_seen():
         assert calls[5][1:] == (32, 16.0)
         assert [size for _, size, _ in calls[8:]] == [16, 16]
         assert len(calls) == 10  # all_gather_object: sizes, then bytes
-        assert "_recorded" not in method  # put back
+        assert "recorded" not in method  # put back
 
 
-def test_hints_in_the_task_are_right():
-    """The schedule of the reduce-scatter's second hint."""
-    for size in range(2, 9):
-        for rank in range(size):
-            sent = [(rank - step - 1) % size for step in range(size - 1)]
-            received = [(rank - step - 2) % size for step in range(size - 1)]
-            assert received[-1] == rank
-            assert sent[1:] == received[:-1]
+def meets_nobody(x):
+    dist.send(x, 1) if dist.get_rank() == 0 else dist.send(x, 0)
+
+
+def test_what_was_sent_is_known_of_a_run_that_hangs_too():
+    calls, failure = observe(meets_nobody, 2, torch.ones(3), timeout=1)
+    assert calls == [[Call("send", (0, 1), 12, 1)], [Call("send", (0, 1), 12, 0)]]
+    assert "all wait" in failure
+    assert observe(dist.barrier, 2) == ([[Call("barrier", (0, 1), 0)]] * 2, "")
+
+
+def test_rounds_of_a_broadcast():
+    def sends(*peers):
+        return [Call("send", (0, 1, 2, 3), 4, peer) for peer in peers]
+
+    tree = [sends(3), [], sends(0, 1), []]
+    assert sorted(rounds(tree, root=2)) == [(0, 2, 0), (1, 0, 3), (1, 2, 1)]
+    assert rounds([sends(1), [], [], sends(2)], root=0) == [(0, 0, 1), (-1, 3, 2)]  # rank 3 has nothing to send
+    assert rounds([[]], root=0) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_ways_to_the_best_cut_agree(seed):
+    rng = random.Random(seed)
+    n = rng.randrange(1, 9)
+    ready = tuple(rng.uniform(0, 0.02) for _ in range(n))
+    case = check._Backward(ready, tuple(rng.randrange(1, 10**6) for _ in range(n)), 4, 10 ** rng.uniform(-5, -3), 1e9)
+    assert check._earliest_of_many(case) == pytest.approx(case.earliest(), rel=1e-9)

@@ -1,8 +1,8 @@
 """Checks of the exercises in 15-08, Distributed Primitives & Communication.
 
-Every check runs the answer on a few real processes, many cases in one launch, and records what reaches the process
-groups below torch.distributed's functions, so that it sees messages whichever of them an answer uses. What runs on the
-ranks is named `*_on_ranks`.
+A check runs the answer on real processes, all its cases in one launch, smaller rings as groups of the world; what
+they send is recorded below torch.distributed's functions (shared/traffic.py), whichever of them an answer uses. What
+runs on the ranks is named `*_on_ranks`.
 """
 
 import random
@@ -10,148 +10,24 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from math import ceil, fsum, log2, prod
+from itertools import pairwise
+from math import ceil, fsum, inf, isfinite, log2, nan, prod
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from shared import LaunchError, launch
 from shared.checks.feedback import Trial, exercise
+from shared.traffic import Call, collectives, recorded, rounds
 
 _SECONDS = 5  # for an answer that hangs; a right one takes a fraction of a second
 _LATE = 0.15  # seconds that one rank comes later than the others, where a case asks for it
 RETURNS = "every rank returns"
-
-# ---------------------------------------------------------------- what an answer sends
-
-_COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
-
-
-@dataclass(frozen=True)
-class Call:
-    """What reached a process group.
-
-    Attributes:
-        name: 'send', 'recv', or the collective's.
-        group: the ranks in the group, as ranks of the world.
-        size: bytes of the message; of a collective, those that its cost grows with (`ring_bytes`).
-        peer: rank of the world a message goes to or comes from; None if it may come from any.
-    """
-
-    name: str
-    group: tuple[int, ...]
-    size: int
-    peer: int | None = None
-
-    @property
-    def ring_bytes(self) -> float:
-        """What a rank sends if a ring carries the call: the mean over the ranks of the group."""
-        if self.name in ("send", "recv"):
-            return self.size if self.name == "send" else 0
-        passes = 2 if re.match("all_?reduce", self.name) else 1
-        return passes * (len(self.group) - 1) / len(self.group) * self.size
-
-
-@contextmanager
-def _recorded(named: bool = False) -> Iterator[list[Call]]:
-    """The calls of this rank inside the block, in order. Where receives must be `named`, one from any rank raises: it
-    would take what comes first, sometimes another call's."""
-    calls: list[Call] = []
-    kept = []
-
-    def watch(owner: Any, name: str, note: Callable[..., Call]) -> None:
-        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
-        original = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append(note(name, *args, *kwargs.values()))
-            return original(*args, **kwargs)
-
-        for overload in getattr(original, "overloads", list)():  # of an operator; the dispatcher looks them up here
-            setattr(call, overload, getattr(original, overload))
-        setattr(owner, name, call)
-
-    for name in dir(dist.ProcessGroup):
-        if name in ("send", "recv"):
-            watch(dist.ProcessGroup, name, _message)
-        elif name == "recv_anysource":
-            watch(dist.ProcessGroup, name, _refuse if named else _from_any)
-        elif _COLLECTIVE.match(name):
-            watch(dist.ProcessGroup, name, _collective)
-    for name in _operators():
-        watch(torch.ops._c10d_functional, name, _functional)
-    try:
-        yield calls
-    finally:
-        for owner, name, method in reversed(kept):
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-
-
-@cache
-def _operators() -> list[str]:
-    """The functional collectives, which reach the groups without Python."""
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    names = {name.removeprefix("_c10d_functional::") for name in names if name.startswith("_c10d_functional::")}
-    return sorted(name for name in names if _COLLECTIVE.match(name))
-
-
-def _members(group: dist.ProcessGroup) -> tuple[int, ...]:
-    return tuple(dist.get_process_group_ranks(group))
-
-
-def _message(name: str, group: dist.ProcessGroup, tensors: list[Tensor], place: int, *_: Any) -> Call:
-    """Gloo's own words for a peer that can't be are a failed assertion or a crash; these can be read."""
-    members, verb = _members(group), {"send": "sends to", "recv": "receives from"}[name]
-    if not 0 <= place < len(members):
-        raise ValueError(f"rank {dist.get_rank()} {verb} place {place} of a group of {len(members)}")
-    if members[place] == dist.get_rank():
-        raise ValueError(f"rank {dist.get_rank()} {verb} itself")
-    return Call(name, members, _nbytes(tensors), members[place])
-
-
-def _from_any(_: str, group: dist.ProcessGroup, *__: Any) -> Call:
-    return Call("recv", _members(group), 0)
-
-
-def _refuse(*_: Any) -> Call:
-    raise ValueError(f"rank {dist.get_rank()} receives from any rank, so perhaps what belongs to another call")
-
-
-def _collective(name: str, group: dist.ProcessGroup, *args: Any) -> Call:
-    """At a gather's root one argument is the whole, elsewhere all are a part; else one is the whole everywhere."""
-    sizes = [size for size in map(_nbytes, args) if size] or [0]
-    return Call(name, _members(group), min(sizes) if re.match("gather|scatter", name) else max(sizes))
-
-
-def _functional(name: str, *args: Any) -> Call:
-    group = dist.distributed_c10d._resolve_process_group([arg for arg in args if isinstance(arg, str)][-1])
-    size = _nbytes(args) * (group.size() if name.startswith("all_gather") else 1)
-    return Call(name, _members(group), size)
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    return sum(map(_nbytes, value)) if isinstance(value, list | tuple) else 0
-
-
-def _collectives(calls: Sequence[Call]) -> list[Call]:
-    return [call for call in calls if call.name not in ("send", "recv")]
-
-
-def _shown(calls: Sequence[Call]) -> str:
-    return ", ".join(f"{call.name} of {call.size} bytes" for call in calls) or "none"
-
 
 # ---------------------------------------------------------------- running it
 
@@ -166,6 +42,16 @@ class _Notes:
     def write(self, case: object) -> None:
         self.count += 1
         (self.folder / str(dist.get_rank())).write_text(f"{self.count} {case}")
+
+    def leave(self, sign: str) -> None:
+        (self.folder / sign).touch()
+
+    def seen(self, sign: str, seconds: float = 1.5) -> bool:
+        """Whether another rank leaves the sign within some seconds."""
+        deadline = time.monotonic() + seconds
+        while not (self.folder / sign).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return (self.folder / sign).exists()
 
     def read(self, rank: int) -> tuple[int, str]:
         """Number and name of the last case that the rank has begun."""
@@ -222,18 +108,32 @@ def _report(message: str) -> str:
     lines = [
         re.sub(r" waits .*_on_ranks,.*", " waits for the others, outside of your function", line)
         for line in lines
-        if " waits " in line or not re.search(rf"_on_ranks,|{Path(__file__).name}", line)
+        if " waits " in line or not re.search(rf"_on_ranks,|{Path(__file__).name}|traffic\.py", line)
     ]
     return "\n".join([head, *sorted(lines, key=lambda line: line.endswith("outside of your function"))])
 
 
-def _numbers(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32, salt: int = 0) -> Tensor:
-    """Numbers that differ between ranks and that no other dtype holds; float32 and narrower ones are whole, so that
-    their sums are exact in any order."""
+def _numbers(
+    rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32, salt: int = 0, limit: int = 50
+) -> Tensor:
+    """Numbers that differ between ranks and that no narrower dtype holds, nor another of the same width; but for
+    float64, sums of five are exact in any order."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
-    whole = torch.randint(-50, 50, tuple(shape), generator=generator)
-    wide = {torch.float64: whole / 7, torch.int64: whole * (2**40 + 1), torch.complex64: whole * (1 + 2j)}
+    whole = torch.randint(-limit, limit, tuple(shape), generator=generator)
+    wide = {
+        torch.float64: whole / 7,
+        torch.float32: whole * (2**12 + 1),
+        torch.bfloat16: whole.double() * 2.0**100,
+        torch.float16: whole * 8 + whole.sign(),
+        torch.int64: whole * (2**53 + 1),
+        torch.int32: whole * (2**22 + 1),
+        torch.complex64: whole * (4097 + 2j),
+    }
     return wide.get(dtype, whole % 2 if dtype == torch.bool else whole).to(dtype)
+
+
+def _shown(calls: Sequence[Call]) -> str:
+    return ", ".join(f"{call.name} of {call.size} bytes" for call in calls) or "none"
 
 
 def _snapshot(value: Any) -> Any:
@@ -291,6 +191,7 @@ _TYPES = (
     (torch.float64, ()),
     (torch.int64, (3,)),
     (torch.bfloat16, (1, 2, 2)),
+    (torch.float16, (4,)),
     (torch.bool, (2, 1)),
     (torch.complex64, (1,)),
     (torch.uint8, (1, 3)),
@@ -320,7 +221,7 @@ def _shift_on_ranks(notes: _Notes, answer: Callable, cases: list[_Shift]) -> lis
         dist.barrier(group=groups.get(case.members))  # or who receives from anybody gets the next case's message
         if case.late and rank == case.ring[-1]:
             time.sleep(_LATE)
-        with _recorded(named=True) as calls:
+        with recorded(named=True) as calls:
             got = answer(mine, case.by, groups[case.members]) if case.members else answer(mine, case.by)
         entry = {"got": _snapshot(got), "kept": torch.equal(mine, before), "calls": calls}
         entry["own"], entry["fresh"] = _apart(got, [mine]), _apart(got, alive)
@@ -354,14 +255,14 @@ def ring_shift(trial: Trial, answer: Any) -> None:
                 trial.equal(f"rank {rank}, {case}", entry["got"], want)
     with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
         for case, rank, entry in entries:
-            calls = _collectives(entry["calls"])
+            calls = collectives(entry["calls"])
             trial.that(f"rank {rank}, {case}", not calls, expected="messages only", got=_shown(calls))
     with trial.group("one message, straight to its rank, none to itself", hint="who needs the tensor?", see=1):
         for case, rank, entry in entries:
             to = case.other(rank, case.by)
-            sent = [call.peer for call in entry["calls"] if call.name == "send"]
-            want = [to] if to != rank else []
-            trial.equal(f"ranks that rank {rank} sends to, {case}", sent, want)
+            sent = [(call.peer, call.size) for call in entry["calls"] if call.name == "send"]
+            want = [(to, prod(case.shape) * case.dtype.itemsize)] if to != rank else []
+            trial.equal(f"(rank, bytes) of what rank {rank} sends, {case}", sent, want)
     with trial.group("the tensor passed in stays as it was", hint="where do you put what arrives?"):
         for case, rank, entry in entries:
             trial.that(f"rank {rank}, {case}", entry["kept"], expected="unchanged", got="overwritten")
@@ -429,24 +330,12 @@ def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> 
         dist.barrier(group=groups.get(case.count))  # see _shift_on_ranks
         if (case.late and rank != root) or (case.late_root and rank == root):
             time.sleep(_LATE)
-        with _recorded(named=True) as calls:
+        with recorded(named=True) as calls:
             said = answer(mine, case.src, groups[case.count]) if case.count else answer(mine)
         found.append({"all": around.clone(), "said": said, "calls": calls})
         if case.late and rank == root:
             mine.fill_(77)
     return found
-
-
-def _rounds(sent: dict[int, list[int]], root: int) -> int:
-    """Rounds that a broadcast takes at least, from the ranks that each rank sent to, in order."""
-    arrival, waiting = {root: 0}, [root]
-    while waiting:
-        rank = waiting.pop()
-        for turn, peer in enumerate(sent[rank], start=1):
-            if peer not in arrival:
-                arrival[peer] = arrival[rank] + turn
-                waiting.append(peer)
-    return max(arrival.values())
 
 
 def _tree_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> int:
@@ -481,23 +370,23 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
                 held(case, rank, entry)
     with trial.group("sends and receives only", hint="which call of yours do all ranks take part in?"):
         for case, rank, entry in entries:
-            calls = _collectives(entry["calls"])
+            calls = collectives(entry["calls"])
             trial.that(f"rank {rank}, {case}", not calls, expected="no collective", got=_shown(calls))
-    peers = [
-        {rank: [c.peer for c in found[rank][i]["calls"] if c.name == "send"] for rank in case.members}
-        for i, case in enumerate(cases)
-    ]
     with trial.group("in ceil(log2 N) rounds", hint="who could send, and stands idle, in your second round?", see=2):
-        for case, sent in zip(cases, peers, strict=True):
-            took, rounds = _rounds(sent, case.members[case.src]), ceil(log2(len(case.members)))
-            trial.that(f"{case}", took <= rounds, expected=f"at most {rounds} rounds", got=f"{took} rounds: {sent}")
+        for i, case in enumerate(cases):
+            messages = rounds([found[rank][i].get("calls", []) for rank in range(9)], case.members[case.src])
+            first = {to: turn for turn, _, to in sorted(messages, reverse=True) if to != case.members[case.src]}
+            took, most = 1 + max(first.values(), default=-1), ceil(log2(len(case.members)))
+            got = f"{took} rounds: {', '.join(f'{a} to {b}' for _, a, b in messages)}"
+            trial.that(f"{case}", took <= most, expected=f"at most {most} rounds", got=got)
     with trial.group("every rank receives once, the root never", hint="when is a rank's part in it to receive over?"):
         for case, rank, entry in entries:
             received = sum(call.name == "recv" for call in entry["calls"])
             trial.equal(f"messages to rank {rank}, {case}", received, int(rank != case.members[case.src]))
     with trial.group("returns the messages it sent", hint="what does this rank do to be counted? Others don't matter"):
-        for (case, rank, entry), sent in ((e, peers[cases.index(e[0])]) for e in entries):
-            trial.equal(f"rank {rank}, {case}", entry["said"], len(sent[rank]))
+        for case, rank, entry in entries:
+            sent = sum(call.name == "send" for call in entry["calls"])
+            trial.equal(f"rank {rank}, {case}", entry["said"], sent)
     with trial.group("the tensor may be overwritten at once", hint="have its messages left when you return?"):
         for case, rank, entry in entries:
             if case.late:
@@ -508,242 +397,291 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Chunks:
-    """A case of the reduce-scatter."""
+class _Ring:
+    """A case of the ring in both directions: the ranks in it (None: the world of five, by default), and what is summed.
 
-    shape: tuple[int, ...] = (2, 3)
+    Of the tensor's rows only the middle one takes part, so that what is written beside it shows.
+    """
+
+    members: tuple[int, ...] | None
+    shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    late: bool = False  # rank 0 comes late
+    late: bool = False  # the last rank comes late
+    overwrite: bool = False  # the caller overwrites the tensor as soon as the answer has returned
 
-    def of(self, rank: int, number: int) -> Tensor:
-        return _numbers(rank, self.shape, self.dtype, salt=number)
+    @property
+    def ring(self) -> tuple[int, ...]:
+        return self.members or tuple(range(5))
+
+    @property
+    def most_bytes(self) -> int:
+        """What a rank may send one way: 2(N-1) chunks of half of the tensor, the largest there are."""
+        half = ceil(prod(self.shape) / 2)
+        return 2 * (len(self.ring) - 1) * ceil(half / len(self.ring)) * self.dtype.itemsize
+
+    def rows(self, rank: int) -> Tensor:
+        return _numbers(rank, (3, *self.shape), self.dtype)
+
+    def total(self, rank: int) -> Tensor:
+        """All three rows of `rank`, the middle one summed over the ring."""
+        rows = self.rows(rank)
+        rows[1] = sum(self.rows(other)[1] for other in self.ring)
+        return rows
 
     def __str__(self) -> str:
-        return f"{self.dtype} of shape {self.shape}{', rank 0 late' * self.late}"
+        where = "the world of five ranks" if self.members is None else f"the group of ranks {self.members}"
+        late = ", the last rank late" * self.late
+        return f"{self.dtype} of shape {self.shape} in {where}{late}"
 
 
-_CHUNKS = (
-    _Chunks(),
-    _Chunks((), torch.float64),
-    _Chunks((4,), torch.int64),
-    _Chunks((1, 2, 2), torch.bfloat16),
-    _Chunks((3, 1), torch.int32),
-    _Chunks(late=True),
+_TWO_WAYS = (
+    *(_Ring(ring, (shape,)) for ring in _RINGS for shape in (60, 37)),
+    _Ring(None, (4, 25)),
+    _Ring(None, (3,)),  # fewer elements than ranks
+    _Ring((1, 2, 4), ()),
+    _Ring((1, 2, 4), (0,)),
+    *(_Ring((1, 2, 4), (2, 13), dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int64)),
+    _Ring((0, 3), (7,), torch.int32),
+    _Ring(None, (41,), late=True),
+    _Ring(None, (41,), late=True, overwrite=True),
 )
 
 
-def _scatter_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
-    rank, size, found, alive = dist.get_rank(), dist.get_world_size(), [], []
-    for case in _CHUNKS:
-        notes.write(f"{size} ranks, {case}")
-        chunks = [case.of(rank, number) for number in range(size)]
-        if case.late and rank == 0:
+class _Lingering:
+    """The last rank hesitates before its last two receives, so that what the others send it then has not left yet."""
+
+    def __init__(self, case: _Ring) -> None:
+        self.left = 4 * (len(case.ring) - 1) if dist.get_rank() == case.ring[-1] else 0
+
+    def __call__(self, call: Call) -> None:
+        self.left -= call.name == "recv"
+        if self.left == 1:
+            self.left = 0
             time.sleep(_LATE)
-        with _recorded() as calls:
-            got = answer(passed := list(chunks))
-        kept = all(torch.equal(chunk, case.of(rank, number)) for number, chunk in enumerate(chunks))
-        listed = [id(chunk) for chunk in passed] == [id(chunk) for chunk in chunks]
-        entry = {"got": _snapshot(got), "kept": kept, "listed": listed, "calls": calls}
-        entry["own"], entry["fresh"] = _apart(got, chunks), _apart(got, alive)
-        found.append(entry)
-        alive.append(got if isinstance(got, Tensor) else chunks[0])
+
+
+class _BothWays:
+    """Leaves a sign when rank 0, to which nothing has come from its left yet, has started a message each way."""
+
+    def __init__(self, notes: _Notes, case: _Ring) -> None:
+        self.notes, self.name, self.to = notes, f"both {case.overwrite}", set()
+
+    def __call__(self, call: Call) -> None:
+        if call.name == "send":
+            self.to.add(call.peer)
+        if dist.get_rank() == 0 and len(self.to) == 2:
+            self.notes.leave(self.name)
+
+
+def _two_ways_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    groups = {members: dist.new_group(list(members)) for members in _RINGS if members}
+    for case in _TWO_WAYS:
+        if rank not in case.ring:
+            found.append({})
+            continue
+        notes.write(case)
+        rows, both = case.rows(rank), True
+        dist.barrier(group=groups.get(case.members))  # or who receives from anybody gets the next case's message
+        if case.late and rank == case.ring[-1]:
+            both = case.overwrite or notes.seen(f"both {case.overwrite}")
+        hook = _Lingering(case) if case.overwrite else _BothWays(notes, case) if case.late else None
+        with recorded(named=True, each=hook) as calls:
+            answer(rows[1], groups[case.members]) if case.members else answer(rows[1])
+        found.append({"all": rows.clone(), "calls": calls, "both": both})
+        if case.overwrite:
+            rows[1].fill_(77)
     return found
 
 
-@exercise("15-08.3", "Reduce-scatter", points=20)
-def reduce_scatter(trial: Trial, answer: Any) -> None:
-    """`answer(chunks)` returns the sum of everybody's chunks[rank], by a ring of N-1 steps."""
-    entries = []
-    for size in (5, 3, 2, 1):
-        hint = "do all of them wait in the same direction, or for a message that was started and dropped?"
-        found = _ranks(trial, _scatter_on_ranks, size, answer, hint=hint, see=3)
-        entries += [
-            (f"rank {rank} of {size}, {case}", size, rank, case, found[rank][i])
-            for i, case in enumerate(_CHUNKS)
-            for rank in range(size)
-        ]
-
-    with trial.group("rank r has the sum of all chunks[r]", hint="where does the sum that ends here begin?", see=2):
-        for name, size, rank, case, entry in entries:
-            trial.close(name, entry["got"], sum(case.of(other, rank) for other in range(size)).to(case.dtype))
-    with trial.group("what was passed in is not changed", hint="where do you put a sum?"):
-        for name, *_, entry in entries:
-            trial.that(name, entry["kept"], expected="unchanged", got="a chunk was overwritten")
-            trial.that(name, entry["listed"], expected="unchanged", got="the list holds other tensors, or not as many")
-    with trial.group("the result is a new tensor", hint="look at what you return when there is one rank"):
-        _hold_memory(trial, [(name, entry) for name, *_, entry in entries])
+@exercise("15-08.3", "A ring in both directions", points=20)
+def two_way_ring(trial: Trial, answer: Any) -> None:
+    """`answer(tensor, group)` sums in place; half of the tensor goes one way around the ring, half the other."""
+    hint = "does each rank start all messages of a step before it waits for one?"
+    found = _ranks(trial, _two_ways_on_ranks, 5, answer, hint=hint, see=3)
+    entries = [(case, rank, found[rank][i]) for i, case in enumerate(_TWO_WAYS) for rank in case.ring]
+    with trial.group("the sum on every rank, in place", hint="follow one chunk of each half around the ring", see=2):
+        for case, rank, entry in entries:
+            if not case.overwrite:
+                where = f"rank {rank}, {case}, between two tensors that don't take part"
+                trial.close(where, entry["all"], case.total(rank))
     with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
-        for name, *_, entry in entries:
-            calls = _collectives(entry["calls"])
-            trial.that(name, not calls, expected="messages only", got=_shown(calls))
-    with trial.group("N-1 messages of one tensor to the right neighbour", hint="what must travel, and how far?", see=1):
-        for name, size, rank, case, entry in entries:
-            width = prod(case.shape) * case.dtype.itemsize
-            trial.equal(
-                f"(rank, bytes) of the messages of {name}",
-                [(call.peer, call.size) for call in entry["calls"] if call.name == "send"],
-                [((rank + 1) % size, width)] * (size - 1),
-            )
+        for case, rank, entry in entries:
+            calls = collectives(entry["calls"])
+            trial.that(f"rank {rank}, {case}", not calls, expected="messages only", got=_shown(calls))
+    with trial.group("to the two neighbours only", hint="with whom does a rank of a ring talk?"):
+        for case, rank, entry in entries:
+            place, n = case.ring.index(rank), len(case.ring)
+            neighbours = {case.ring[(place + 1) % n], case.ring[(place - 1) % n]} - {rank}
+            others = [call for call in entry["calls"] if call.name == "send" and call.peer not in neighbours]
+            got = f"messages to {sorted({call.peer for call in others})}"
+            trial.that(f"rank {rank}, {case}", not others, expected=f"messages to {sorted(neighbours)}", got=got)
+    with trial.group(
+        "no link carries more than half of the plain ring's", hint="what goes to the left, what to the right?", see=1
+    ):
+        for case, rank, entry in entries:
+            for peer in set(case.ring) - {rank}:
+                sent = sum(call.size for call in entry["calls"] if call.name == "send" and call.peer == peer)
+                most = case.most_bytes * (2 if len(case.ring) == 2 else 1)  # both neighbours are the same rank
+                name = f"from rank {rank} to {peer}, {case}"
+                trial.that(name, sent <= most, expected=f"at most {most} bytes", got=f"{sent} bytes")
+    with trial.group("in 2(N-1) steps, a message each way in each", hint="what could travel at the same time?", see=3):
+        for case, rank, entry in entries:
+            most = 4 * (len(case.ring) - 1)
+            sent = sum(call.name == "send" for call in entry["calls"])
+            trial.that(f"rank {rank}, {case}", sent <= most, expected=f"at most {most} messages", got=f"{sent}")
+            expected = "rank 0 sends both ways in its first step, before anything has come from the late rank"
+            trial.that(f"{case}", entry["both"], expected=expected, got="one way, and the other has to wait")
+    with trial.group("the tensor may be overwritten at once", hint="have its messages left when you return?"):
+        for case, rank, entry in entries:
+            if case.overwrite:
+                trial.close(f"rank {rank}, {case}", entry["all"], case.total(rank))
 
 
 # ---------------------------------------------------------------- 15-08.4
 
 
 @dataclass(frozen=True)
-class _Nodes:
-    """A case of the two levels: six ranks in `nodes` nodes, whose ranks follow each other or (striped) alternate."""
+class _Training:
+    """A case of the early stop: the losses of each rank of the group, and the patience."""
 
-    nodes: int
-    striped: bool = False
-    elements: int = 36
-    dtype: torch.dtype = torch.float32
-    late: bool = False  # rank 0 comes late
+    losses: tuple[tuple[float, ...], ...]
+    patience: int
+    name: str = ""
 
     @property
-    def local(self) -> int:
-        return 6 // self.nodes
+    def size(self) -> int:
+        return len(self.losses)
 
-    @property
-    def sent(self) -> tuple[int, int]:
-        """The bytes that a rank sends inside and across."""
-        total = self.elements * self.dtype.itemsize
-        return 2 * (self.local - 1) * total // self.local, 2 * (self.nodes - 1) * total // 6
+    def outcome(self) -> tuple[list[float], int]:
+        """The means, and the steps that are taken at most on a rank."""
+        means: list[float] = []
+        for step in range(max(map(len, self.losses), default=0)):
+            finite = [mine[step] for mine in self.losses if step < len(mine) and isfinite(mine[step])]
+            means += [fsum(finite) / len(finite)] if finite else []
+            lowest = min(range(len(means)), key=means.__getitem__, default=0)  # the first of them
+            if finite and len(means) - 1 - lowest == self.patience:
+                return means, step + 1
+        return means, max(map(len, self.losses), default=0)
 
     def __str__(self) -> str:
-        ranks = "alternating" if self.striped else "consecutive"
-        late = ", rank 0 late" * self.late
-        return f"{self.nodes} nodes of {self.local} {ranks} ranks, {self.elements} x {self.dtype}{late}"
+        return f"losses {self.losses}, patience {self.patience}"
 
 
-_NODES = (
-    *(_Nodes(nodes, striped) for nodes, striped in ((2, False), (3, False), (6, False), (1, False), (2, True))),
-    *(_Nodes(3, True, 12, dtype) for dtype in (torch.float64, torch.bfloat16, torch.int64)),
-    _Nodes(2, elements=6, dtype=torch.int32),
-    _Nodes(2, late=True),
-)
+_BIG = 2.0**25 + 1  # not a float32
+_SIZES = (3, 5, 2, 1)
 
 
-def _hierarchy_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
-    rank, found = dist.get_rank(), []
-    for case in _NODES:
-        shape, names = ((case.local, case.nodes), ("in", "out")) if case.striped else ((case.nodes, case.local), "oi")
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(names))
-        inside, across = (mesh.get_group(names.index(n)) for n in (("in", "out") if case.striped else "io"))
-        notes.write(case)
-        around = _numbers(rank, (3 * case.elements,), case.dtype)
-        mine = around[case.elements : -case.elements]  # in place, so also in a part of another tensor
-        if case.late and rank == 0:
-            time.sleep(_LATE)
-        with _recorded() as calls:
-            said = answer(mine, inside, across)
-        groups = [_members(inside), _members(across)]
-        found.append({"all": around.clone(), "said": said, "calls": calls, "groups": groups})
+def _trainings(size: int) -> list[_Training]:
+    rng = random.Random(size)
+
+    def repeated(*losses: float) -> tuple[tuple[float, ...], ...]:
+        return (losses,) * size
+
+    falling = tuple(tuple(8.0 - step + rank / 4 for step in range(4)) for rank in range(size))
+    cases = [
+        _Training(falling, 2),
+        _Training(repeated(3.0, 2.0, 2.0, 2.0, 1.0), 2),  # as low as before is not lower
+        _Training(repeated(3.0, 4.0, 2.0, 5.0, 6.0, 1.0, 7.0), 2),
+        _Training(repeated(5.0, 6.0, 4.0), 1),
+        _Training(tuple(mine[: 1 + rank % 3] for rank, mine in enumerate(falling)), 3),
+        _Training((*((),) * (size - 1), (4.0, 3.0, 5.0)), 3),
+        _Training(((0.0, 1.0, 0.0), *((),) * (size - 1)), 3),
+        _Training(tuple((nan, 3.0) if rank else (2.0, inf) for rank in range(size)), 2),
+        _Training(repeated(2.0, nan, -inf, 3.0, nan, 1.5), 2),  # steps without a mean don't count
+        _Training(repeated(nan, nan, nan), 1),
+        _Training(((),) * size, 1),
+        # one rank improves, the mean does not; and the other way round
+        _Training(tuple(tuple(9.0 - s if rank == 0 else 1.0 + 9 * s for s in range(6)) for rank in range(size)), 2),
+        _Training(tuple(tuple(1.0 + s / 4 if rank == 0 else 20.0 - s for s in range(6)) for rank in range(size)), 2),
+    ]
+    cases += [
+        _Training(repeated(-1.0, -2.0, 1.5, -1.5, -3.0), 2),
+        _Training(repeated(*(2.0**30 * factor for factor in (4, 2, 3, 2.5, 1))), 2),
+        _Training(repeated(*(1 - step * 2.0**-20 for step in range(6)), 2.0, 0.5), 2),
+        _Training(repeated(*(64.0 - step for step in range(24))), 1),
+    ]
+    for _ in range(4):
+        lengths = [rng.randrange(8) for _ in range(size)]
+        draw = [tuple(rng.choice([nan, *(k / 4 for k in range(40))]) for _ in range(n)) for n in lengths]
+        cases.append(_Training(tuple(draw), rng.randrange(1, 4)))
+    cases.append(_Training(tuple((_BIG + rank, 0.1 + rank, 1 / 3) for rank in range(size)), 5, "numeric"))
+    return [*cases, _Training(repeated(1.0), 2, "rank 0 late")]
+
+
+class _Steps:
+    """An iterator that counts the steps which were really taken."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        self.taken, self._losses = 0, iter(losses)
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        loss = next(self._losses)
+        self.taken += 1
+        return loss
+
+
+def _train_on_ranks(notes: _Notes, answer: Callable) -> dict[int, list[tuple[Any, int, list[Call]]]]:
+    """Size of the group → what the answer returned, steps taken and calls of each case."""
+    rank, found = dist.get_rank(), {}
+    groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
+    for size in _SIZES:
+        place = rank - (5 - size)
+        for case in _trainings(size) if place >= 0 else ():
+            notes.write(case)
+            dist.barrier(group=groups[size])  # who is not where the others are does not meet them in the next case
+            if case.name == "rank 0 late" and place == 0:
+                time.sleep(_LATE)
+            steps = _Steps(case.losses[place])
+            with recorded() as calls:
+                said = answer(steps, case.patience) if size == 5 else answer(steps, case.patience, groups[size])
+            found.setdefault(size, []).append((said, steps.taken, calls))
     return found
 
 
-@exercise("15-08.4", "Hierarchical ring all-reduce with byte count", points=20)
-def hierarchical_all_reduce(trial: Trial, answer: Any) -> None:
-    """`answer(tensor, inside, across)` sums over the world in two levels and returns (bytes inside, bytes across)."""
-    hint = "does every rank run all three phases, each with its own groups?"
-    found = _ranks(trial, _hierarchy_on_ranks, 6, answer, hint=hint, see=1)
-    entries = [(case, rank, found[rank][i]) for i, case in enumerate(_NODES) for rank in range(6)]
+@exercise("15-08.4", "Find the deadlock", points=20)
+def train_until(trial: Trial, answer: Any) -> None:
+    """`answer(steps, patience, group)` trains until the mean loss no longer falls; all ranks stop together."""
+    hint = "in this case, how often does each rank come to the call that it waits in?"
+    found = _ranks(trial, _train_on_ranks, 5, answer, hint=hint, see=1)
+    entries = [
+        (f"place {place} of {size}, {case}", case, place, *found[5 - size + place][size][i])
+        for size in _SIZES
+        for i, case in enumerate(_trainings(size))
+        for place in range(size)
+    ]
+    with trial.group("a list of floats", hint="what does your return statement give, on each rank?"):
+        for name, _, _, said, *_ in entries:
+            right = isinstance(said, list) and all(isinstance(value, float) for value in said)
+            trial.that(name, right, expected="a list of floats", got=repr(said))
+    with trial.group("the means, until they stop falling", hint="work this case out by hand, step by step", see=2):
+        for name, case, _, said, *_ in entries:
+            if case.name != "numeric":
+                trial.close(name, torch.tensor(said, dtype=torch.float64), _means(case))
+    with trial.group("no rank takes a step in vain", hint="when is it known that this was the last step?"):
+        for name, case, place, _, taken, _ in entries:
+            trial.equal(f"steps taken, {name}", taken, min(len(case.losses[place]), case.outcome()[1]))
+    with trial.group("added in float64", hint="follow the dtype from the loss to the mean"):
+        for name, case, _, said, *_ in entries:
+            if case.name == "numeric":
+                trial.close(name, torch.tensor(said, dtype=torch.float64), _means(case), rtol=1e-12, atol=0.0)
+    with trial.group(
+        "one collective a step, one at the end, nothing else", hint="what must be known each step?", see=3
+    ):
+        for name, case, *_, calls in entries:
+            most = case.outcome()[1] + 1
+            right = len(calls) <= most and len(collectives(calls)) == len(calls)
+            trial.that(name, right, expected=f"at most {most} collectives", got=f"{len(calls)} calls: {_shown(calls)}")
 
-    with trial.group("the sum over the world, in place", hint="who is in the sum after each phase?", see=1):
-        for case, rank, entry in entries:
-            everybody = [_numbers(other, (3 * case.elements,), case.dtype) for other in range(6)]
-            want, part = everybody[rank].clone(), slice(case.elements, -case.elements)
-            want[part] = sum(tensor[part] for tensor in everybody)
-            trial.close(f"rank {rank}, {case}, between two tensors that don't take part", entry["all"], want)
-    with trial.group("nothing else is sent", hint="which ranks must exchange what in each phase?", see=1):
-        for i, case in enumerate(_NODES):
-            calls = [(call, found[rank][i]["groups"]) for rank in range(6) for call in found[rank][i]["calls"]]
-            other = [call for call, groups in calls if call.group not in groups or "barrier" in call.name]
-            trial.that(f"{case}", not other, expected="calls on the two groups, to move data", got=_shown(other[:3]))
-            for level, where in enumerate(("inside", "across")):
-                sent = sum(call.ring_bytes for call, groups in calls if call.group == groups[level]) / 6
-                trial.that(
-                    f"{where}, {case}",
-                    sent <= case.sent[level] + 1e-6,
-                    expected=f"{case.sent[level]} bytes a rank, if rings carry the calls",
-                    got=f"{sent:g} bytes a rank",
-                )
-    with trial.group("returns (bytes inside, bytes across)", hint="count both on paper for 2 nodes of 3", see=2):
-        for case, rank, entry in entries:
-            trial.equal(f"rank {rank}, {case}", entry["said"], case.sent)
+
+def _means(case: _Training) -> Tensor:
+    return torch.tensor(case.outcome()[0], dtype=torch.float64)
 
 
 # ---------------------------------------------------------------- 15-08.5
-
-_Batches = list[list[tuple[float, float]]]  # for each rank
-_BIG = 2.0**25 + 1  # not a float32
-
-
-def _evaluations(size: int) -> dict[str, _Batches]:
-    rng = random.Random(size)
-
-    def draw(lengths: Sequence[int]) -> _Batches:
-        return [[(float(rng.randrange(64)), rng.randrange(64) / 8) for _ in range(n)] for n in lengths]
-
-    lengths = [(2,) * size, (0,) * (size - 1) + (3,), (1,) + (0,) * (size - 1)]
-    lengths += [(*(rng.randrange(4) for _ in range(size - 1)), 1) for _ in range(4)]
-    cases = {f"{n} batches": draw(n) for n in lengths}
-    cases["nothing correct"] = [[(0.0, 1.5)]] * size
-    cases["no loss"] = [[(2.0, 0.0)]] * size
-    cases["no batch"] = [[] for _ in range(size)]
-    cases["large numbers"] = [[(_BIG, 2 * _BIG), (1.0, 0.0)]] * size
-    cases["fractions"] = [[(0.1 + rank, 1 / 3)] for rank in range(size)]
-    return cases | {"rank 0 late": draw((1,) * size)}
-
-
-def _evaluate_on_ranks(notes: _Notes, answer: Callable, cases: dict[str, _Batches]) -> list[tuple[Any, list[Call]]]:
-    rank, found = dist.get_rank(), []
-    for name, batches in cases.items():
-        notes.write(name)
-        if name == "rank 0 late" and rank == 0:
-            time.sleep(_LATE)
-        with _recorded() as calls:
-            found.append((answer(list(batches[rank])), calls))
-    return found
-
-
-@exercise("15-08.5", "Find the deadlock", points=15)
-def evaluate(trial: Trial, answer: Any) -> None:
-    """`answer(batches)` returns the mean over the batches of all ranks, with the same collectives on every rank."""
-    entries = []
-    for size in (3, 1, 2, 5):
-        cases = _evaluations(size)
-        hint = "does every rank come to each collective, and as often?"
-        found = _ranks(trial, _evaluate_on_ranks, size, answer, cases, hint=hint, see=1)
-        for i, (name, batches) in enumerate(cases.items()):
-            pairs = [pair for batch in batches for pair in batch]
-            want = tuple(fsum(p[j] for p in pairs) / len(pairs) if pairs else 0.0 for j in (0, 1))
-            entries += [(name, f"rank {rank} of {size}, {name}", want, *found[rank][i]) for rank in range(size)]
-    numeric = ("large numbers", "fractions")
-    with trial.group("a tuple of two floats", hint="what does your return statement make?"):
-        for _, where, _, said, _ in entries:
-            right = isinstance(said, tuple) and len(said) == 2 and all(isinstance(value, float) for value in said)
-            trial.that(where, right, expected="a tuple of two floats", got=repr(said))
-    with trial.group(
-        "the mean over all batches of all ranks", hint="which sums, and what count, give what is expected?", see=3
-    ):
-        for name, where, want, said, _ in entries:
-            if name not in (*numeric, "no batch"):
-                trial.close(where, tuple(said), want)
-    with trial.group("(0.0, 0.0) if no rank has a batch", hint="what do you divide by then?"):
-        for name, where, want, said, _ in entries:
-            if name == "no batch":
-                trial.close(where, tuple(said), want)
-    with trial.group("added in float64", hint="follow the dtype from the batches to the result"):
-        for name, where, want, said, _ in entries:
-            if name in numeric:
-                trial.close(where, tuple(said), want)
-    with trial.group("at most two collectives, and nothing else", hint="how many numbers must travel?", see=3):
-        for _, where, _, _, calls in entries:
-            right = len(calls) <= 2 and len(_collectives(calls)) == len(calls)
-            trial.that(where, right, expected="at most 2 collectives", got=_shown(calls))
-
-
-# ---------------------------------------------------------------- 15-08.6
 
 
 @dataclass(frozen=True)
@@ -753,14 +691,14 @@ class _Grads:
     shapes: tuple[tuple[int, ...] | None, ...]
     limit: int
     dtype: torch.dtype = torch.float32
-    late: bool = False  # rank 0 comes late
+    late: bool = False  # rank 0 of the group comes late
 
     def grad(self, rank: int, number: int, size: int) -> Tensor | None:
         """Multiples of `size`: their mean is exact. The memory layout differs from rank to rank."""
         shape = self.shapes[number]
         if shape is None:
             return None
-        grad = size * _numbers(rank, shape, self.dtype, salt=number).fmod(8)
+        grad = size * _numbers(rank, shape, self.dtype, salt=number, limit=8)
         if len(shape) == 4 and rank % 2:
             return grad.contiguous(memory_format=torch.channels_last)
         return grad.t().contiguous().t() if len(shape) == 2 and rank % 2 == 0 else grad
@@ -788,49 +726,58 @@ class _Grads:
 _SHAPES = ((10, 10), (3,), None, (7, 2), (2, 3, 2, 2), (1,), (), (20, 3), (5,))
 
 
-def _averages() -> list[_Grads]:
+def _averages(size: int) -> list[_Grads]:
     cases = [_Grads(_SHAPES, limit) for limit in (10**6, 1, 399, 400, 411, 412)]
-    cases += [_Grads(_SHAPES, 900, dtype) for dtype in (torch.float64, torch.bfloat16)]
+    cases += [_Grads(_SHAPES, 900, dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16)]
     cases += [_Grads((), 100), _Grads((None, None), 100), _Grads((None, (2, 3)), 24), _Grads(((4,), None), 15)]
     cases.append(_Grads(((0,), (3,), (2, 0), (1,)), 16))
     rng = random.Random(8)
     for _ in range(8):
         sizes = [(rng.randrange(1, 12),) if rng.random() < 0.85 else None for _ in range(rng.randrange(1, 9))]
         cases.append(_Grads(tuple(sizes), 4 * rng.randrange(1, 30)))
-    return [*cases, _Grads(_SHAPES, 200, late=True)]
+    cases = [*cases, _Grads(_SHAPES, 200, late=True)]
+    return cases[:: 1 if size == 3 else 4]
 
 
-def _average_on_ranks(notes: _Notes, answer: Callable, cases: list[_Grads]) -> list[dict[str, Any]]:
-    rank, size, found = dist.get_rank(), dist.get_world_size(), []
-    for case in cases:
-        notes.write(f"{size} ranks, {case}")
-        parameters = []
-        for number, shape in enumerate(case.shapes):
-            data = torch.zeros((2,) if shape is None else shape, dtype=case.dtype)
-            parameters.append(torch.nn.Parameter(data, requires_grad=number % 3 != 1))  # some frozen after backward
-            parameters[-1].grad = case.grad(rank, number, size)
-        held = [p.grad for p in parameters]
-        if case.late and rank == 0:
-            time.sleep(_LATE)
-        with _recorded() as calls:
-            said = answer(iter(parameters), case.limit)
-        same = all(h is None or p.grad is h for p, h in zip(parameters, held, strict=True))
-        grads = [_snapshot(p.grad) for p in parameters]
-        found.append({"grads": grads, "same": same, "said": said, "calls": calls})
+def _average_on_ranks(notes: _Notes, answer: Callable) -> dict[int, list[dict[str, Any]]]:
+    rank, found = dist.get_rank(), {}
+    groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
+    for size in _SIZES:
+        place = rank - (5 - size)
+        for case in _averages(size) if place >= 0 else ():
+            notes.write(f"{size} ranks, {case}")
+            dist.barrier(group=groups[size])
+            parameters = []
+            for number, shape in enumerate(case.shapes):
+                data = torch.zeros((2,) if shape is None else shape, dtype=case.dtype)
+                parameters.append(torch.nn.Parameter(data, requires_grad=number % 3 != 1))  # frozen after backward
+                parameters[-1].grad = case.grad(place, number, size)
+            held = [(p.grad, 0 if p.grad is None else p.grad.data_ptr()) for p in parameters]
+            if case.late and place == 0:
+                time.sleep(_LATE)
+            with recorded() as calls:
+                given = (iter(parameters), case.limit)
+                said = answer(*given) if size == 5 else answer(*given, groups[size])
+            pairs = zip(parameters, held, strict=True)
+            same = all(h is None or (p.grad is h and h.data_ptr() == place) for p, (h, place) in pairs)
+            grads = [_snapshot(p.grad) for p in parameters]
+            found.setdefault(size, []).append({"grads": grads, "same": same, "said": said, "calls": calls})
     return found
 
 
-@exercise("15-08.6", "Bucketed averaging", points=20)
+@exercise("15-08.5", "Bucketed averaging", points=15)
 def average_gradients(trial: Trial, answer: Any) -> None:
-    """`answer(parameters, bucket_bytes)` averages gradients in buckets and returns how many there were."""
+    """`answer(parameters, bucket_bytes, group)` averages gradients in buckets and returns how many there were."""
+    hint = "do all ranks make the same buckets, whatever the layout of their gradients?"
+    found = _ranks(trial, _average_on_ranks, 5, answer, hint=hint, see=1)
     entries = []
-    for size in (3, 1, 2, 5):
-        cases = _averages()[:: 1 if size == 3 else 4]
-        hint = "do all ranks make the same buckets, whatever the layout of their gradients?"
-        found = _ranks(trial, _average_on_ranks, size, answer, cases, hint=hint, see=1)
-        for i, case in enumerate(cases):
+    for size in _SIZES:
+        for i, case in enumerate(_averages(size)):
             means = [case.mean(number, size) for number in range(len(case.shapes))]
-            entries += [(f"rank {rank} of {size}, {case}", means, case, found[rank][i]) for rank in range(size)]
+            entries += [
+                (f"place {place} of {size}, {case}", means, case, found[5 - size + place][size][i])
+                for place in range(size)
+            ]
     with trial.group("every gradient is the mean over the ranks", hint="which piece goes to which parameter?", see=2):
         for name, means, _, entry in entries:
             for number, mean in enumerate(means):
@@ -840,7 +787,7 @@ def average_gradients(trial: Trial, answer: Any) -> None:
         for name, means, _, entry in entries:
             want = [mean is None for mean in means]
             trial.equal(f"is None, {name}", [grad is None for grad in entry["grads"]], want)
-    with trial.group("p.grad is the tensor it was", hint="somebody else may hold p.grad", see=3):
+    with trial.group("p.grad is the tensor it was", hint="somebody else may hold p.grad"):
         for name, _, _, entry in entries:
             trial.that(name, entry["same"], expected="the same object, changed in place", got="another tensor")
     with trial.group("one all_reduce for each bucket", hint="fill the buckets on paper for these shapes", see=1):
@@ -856,3 +803,143 @@ def average_gradients(trial: Trial, answer: Any) -> None:
     with trial.group("returns the number of buckets", hint="what do you count?"):
         for name, _, case, entry in entries:
             trial.equal(name, entry["said"], len(case.buckets))
+
+
+# ---------------------------------------------------------------- 15-08.6
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A case of the cut: when gradients are complete (s), their bytes, the ranks, and their links."""
+
+    ready: tuple[float, ...]
+    sizes: tuple[int, ...]
+    ranks: int
+    alpha: float
+    beta: float
+
+    def cost(self, size: float) -> float:
+        """Seconds of a ring all-reduce of `size` bytes."""
+        steps = 2 * (self.ranks - 1)
+        return steps * (self.alpha + size / self.ranks / self.beta)
+
+    def spans(self, counts: Sequence[int]) -> list[tuple[int, float, float]]:
+        """Start and end of each all-reduce, for a cut into buckets of so many gradients."""
+        found, first, free = [], 0, 0.0
+        for count in counts:
+            start = max(free, *self.ready[first : first + count])
+            free = start + self.cost(sum(self.sizes[first : first + count]))
+            found.append((count, start, free))
+            first += count
+        return found
+
+    def earliest(self) -> float:
+        """The end of the last all-reduce, by trying every cut."""
+        n = len(self.sizes)
+        ends = []
+        for cut in range(2 ** (n - 1)):
+            marks = [0, *(k + 1 for k in range(n - 1) if cut >> k & 1), n]
+            ends.append(self.spans([b - a for a, b in pairwise(marks)])[-1][2])
+        return min(ends)
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{t:.3g}" for t in self.ready[:10])
+        return f"ready ({times}), sizes {self.sizes[:10]}, {self.ranks} ranks, alpha {self.alpha:g}, beta {self.beta:g}"
+
+
+def _backwards() -> list[_Backward]:
+    rng = random.Random(6)
+    cases = []
+    for n in (1, 2, 3, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9):
+        ready = [rng.uniform(0.0, 0.02) for _ in range(n)]
+        if n % 3 == 0:
+            ready.sort()
+        sizes = tuple(rng.choice([4, 4_000, 400_000, 4_000_000]) * rng.randrange(1, 10) for _ in range(n))
+        links = rng.choice([1, 2, 2, 3, 8, 64]), 10 ** rng.uniform(-6, -3), 10 ** rng.uniform(8, 10)
+        cases.append(_Backward(tuple(ready), sizes, *links))
+    even = tuple(k / 100 for k in range(1, 9))
+    cases.append(_Backward(even, (1_000_000,) * 8, 2, 1e-5, 1e9))  # small steps pay: the last bucket is short
+    cases.append(_Backward(even, (1_000_000,) * 8, 64, 1e-3, 1e10))  # latency: one bucket
+    cases.append(_Backward(tuple(k / 100 for k in range(1, 10)), (10_000_000,) * 9, 2, 1e-6, 1e9))  # each alone
+    cases.append(_Backward((0.01, 0.01, 0.02, 0.02, 0.02, 0.04), (4_000_000,) * 6, 3, 1e-5, 1e9))
+    for _ in range(12):  # many buckets, of many lengths
+        ready = sorted(rng.uniform(0.0, 0.03) for _ in range(10))
+        sizes = tuple(rng.randrange(1, 60) * 50_000 for _ in range(10))
+        cases.append(_Backward(tuple(ready), sizes, 3, 10 ** rng.uniform(-6, -3.5), 1e9))
+    cases.append(_Backward(even[::-1], (1_000_000,) * 8, 4, 1e-4, 1e9))  # the first gradient comes last
+    return cases
+
+
+_MANY = 40  # gradients: 2**39 cuts
+_NEAR = 1e-6  # float32 will do
+
+
+def _earliest_of_many(case: _Backward) -> float:
+    """The end of the last all-reduce, from the last gradient backwards: how late may the link be free before it?"""
+    n = len(case.sizes)
+    low, high = 0.0, case.spans([n])[-1][2]
+    for _ in range(45):
+        end = (low + high) / 2
+        latest = [-inf] * n + [end]  # latest[i]: the links must be free by then, to send i, i+1, … in time
+        for i in reversed(range(n)):
+            for j in range(i + 1, n + 1):
+                start = latest[j] - case.cost(sum(case.sizes[i:j]))
+                if start >= max(case.ready[i:j]):
+                    latest[i] = max(latest[i], start)
+        low, high = (low, end) if latest[0] >= 0 else (end, high)
+    return high
+
+
+def _uncut(
+    ready: list[float], sizes: list[int], ranks: int, alpha: float, beta: float
+) -> list[tuple[int, float, float]]:
+    """All gradients in one bucket."""
+    return _Backward(tuple(ready), tuple(sizes), ranks, alpha, beta).spans([len(sizes)])
+
+
+@exercise("15-08.6", "Cut the buckets", points=20, stand_in=lambda: _uncut, stand_in_name="all in one bucket")
+def cut_buckets(trial: Trial, answer: Any) -> None:
+    """`answer(ready, sizes, ranks, alpha, beta)` returns (gradients, start, end) of the buckets that end earliest."""
+
+    def ask(case: _Backward) -> Any:
+        return answer(list(case.ready), list(case.sizes), case.ranks, case.alpha, case.beta)
+
+    cases = _backwards()
+    found = [(case, ask(case)) for case in cases]
+    with trial.group("a list of (gradients, start, end)", hint="what is in a bucket, and what do you return?"):
+        for case, said in found:
+            right = isinstance(said, list) and all(
+                isinstance(t, tuple) and len(t) == 3 and isinstance(t[0], Integral) and not isinstance(t[0], bool)
+                for t in said
+            )
+            trial.that(f"{case}", right, expected="a list of tuples (int, float, float)", got=repr(said)[:120])
+    with trial.group("every gradient is in one bucket", hint="add up the gradients of your buckets"):
+        for case, said in found:
+            counts = [count for count, *_ in said]
+            right = sum(counts) == len(case.sizes) and all(count > 0 for count in counts)
+            expected = f"counts above 0 that add up to {len(case.sizes)}"
+            trial.that(f"{case}", right, expected=expected, got=f"counts {counts}")
+        trial.equal("no gradient", answer([], [], 2, 1e-5, 1e9), [])
+    with trial.group("start and end as the model says", hint="draw your buckets below the times of ready", see=1):
+        for case, said in found:
+            for number, (got, want) in enumerate(zip(said, case.spans([count for count, *_ in said]), strict=True)):
+                for what, a, b in zip(("start", "end"), got[1:], want[1:], strict=True):
+                    trial.close(f"{what} of bucket {number}, {case}", float(a), b, rtol=_NEAR, atol=1e-9)
+    many, said_of_many = None, None
+    with trial.group(f"{_MANY} gradients take less than a second", hint="what do you work out again and again?", see=3):
+        rng = random.Random(40)
+        for n in (16, _MANY):
+            sizes = tuple(rng.randrange(1, 10) * 100_000 for _ in range(n))
+            ready = sorted(rng.uniform(0, 0.05) for _ in range(n))
+            many = _Backward(tuple(ready), sizes, 4, 1e-5, 1e9)
+            began = time.perf_counter()
+            said_of_many = ask(many)
+            took = time.perf_counter() - began
+            most = 1.0 if n == _MANY else 0.2
+            trial.that(f"{n} gradients", took < most, expected=f"less than {most:g} s", got=f"{took:.1f} s")
+            if took >= most:  # reached only where this item is left out
+                break
+    with trial.group("the last bucket ends as early as it can", hint="which cut is better here, and why?", see=2):
+        for case, said in found:
+            trial.close(f"end of the last bucket, {case}", float(said[-1][2]), case.earliest(), rtol=_NEAR, atol=1e-9)
+        trial.close(f"end of the last bucket, {many}", float(said_of_many[-1][2]), _earliest_of_many(many), rtol=_NEAR)
