@@ -11,6 +11,7 @@ statements that define a name which the answer, the check's argument or another 
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
 import hashlib
 import json
@@ -292,6 +293,11 @@ def _end(process: mp.process.BaseProcess) -> None:
     process.close()
 
 
+def _end_with_parent() -> None:
+    """Linux: end this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _judge(target: Target, answer: str, folder: str, limit: float, link: Connection) -> None:
     """In the new process: run what comes before, then the answer, then the check, and say how it went."""
     _confine(folder, _START_SECONDS + limit)
@@ -335,3 +341,5 @@ def _confine(folder: str, seconds: float) -> None:
         # fork server for them, new in each process, would take 3 s a mutant.
         fork = mp.get_context("fork")
         mp.get_context = lambda method=None: fork
+        # Ranks forked from one process hold the ends of each other's links, so they would not see that it is gone.
+        os.register_at_fork(after_in_child=_end_with_parent)

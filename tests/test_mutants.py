@@ -356,6 +356,34 @@ def test_an_answer_that_hangs_is_ended_with_all_that_it_started():
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are not forked from the trial")
+def test_ranks_end_with_a_trial_that_is_killed(tmp_path):
+    answer = f"""
+import os, signal, time
+from pathlib import Path
+from shared import launch
+
+def rank():
+    Path({str(tmp_path)!r}, f"{{os.environ['RANK']}}.tmp").write_text(str(os.getpid()))
+    os.rename(f"{tmp_path}/{{os.environ['RANK']}}.tmp", f"{tmp_path}/{{os.environ['RANK']}}")
+    if os.environ["RANK"] == "1":
+        while not os.path.exists({str(tmp_path / "0")!r}):
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+def double(x):
+    launch(rank, 2, backend="gloo", timeout=300)
+"""
+    assert try_answer(target_of(), answer, limit=60).status == "died"
+    pids = [int((tmp_path / name).read_text()) for name in "01"]
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process takes for itself")
 def test_an_answer_that_takes_all_memory_is_caught():
     answer = f"def double(x):\n    return len(bytearray({2 * mutant_trials.MEMORY})) and 2 * x"
