@@ -80,6 +80,17 @@ def with_barrier(answer):
     return run
 
 
+def with_barrier_after(answer):
+    """A collective that nobody needs, when all is done."""
+
+    def run(*args):
+        returned = answer(*args)
+        dist.barrier(group=next((arg for arg in args if isinstance(arg, dist.ProcessGroup)), None))
+        return returned
+
+    return run
+
+
 PENDING = []  # handles that nobody waits for; without them gloo would not send
 
 # ---------------------------------------------------------------- ring shift
@@ -718,12 +729,16 @@ def two_ways_of_wholes(tensor, group=None):
     halves = [half.clone() for half in tensor.view(-1).tensor_split(2)]
     totals = tensor.view(-1).tensor_split(2)
     for _ in range(size - 1):
-        for k, side in ((0, 1), (1, -1)):
-            into = torch.empty_like(halves[k])
-            if into.numel():
-                swap(halves[k], into, (rank + side) % size, (rank - side) % size, group)
-            halves[k] = into
-            totals[k].add_(into)
+        arriving, operations = [torch.empty_like(half) for half in halves], []
+        for half, into, side in zip(halves, arriving, (1, -1), strict=True):
+            if half.numel():
+                operations.append(dist.P2POp(dist.isend, half, group=group, group_peer=(rank + side) % size))
+                operations.append(dist.P2POp(dist.irecv, into, group=group, group_peer=(rank - side) % size))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        halves = arriving
+        for total, half in zip(totals, halves, strict=True):
+            total.add_(half)
 
 
 def two_ways_in_float32(tensor, group=None):
@@ -862,6 +877,7 @@ WRONG_TWO_WAYS = {
     "doesn't wait": (two_ways(waits=False), "the sum on every rank"),
     "gathers and sums": (two_ways_gather, "no collective"),
     "with a barrier": (with_barrier(two_ways()), "no collective"),
+    "with a barrier at the end": (with_barrier_after(two_ways()), "no collective"),
     "a word to the next but one": (two_ways(extra=True), "the two neighbours only"),
     "every second rank": (two_ways(stride=2), "the two neighbours only"),
     "the plain ring": (ring_one_way, "more than half of the plain ring's"),
