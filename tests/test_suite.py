@@ -271,7 +271,7 @@ def test_a_topic_is_its_notebook_its_executions_and_its_checks(started, name):
     notebook = "module_15_advanced_pytorch_internals/15-01_custom_autograd_functions_and_hooks.ipynb"
     paths = [argument for argument in call if (ROOT / argument).is_file()]
     assert [Path(path).as_posix() for path in paths] == [
-        notebook, "tests/test_notebooks.py", "tests/test_checks_15_01.py", notebook,
+        notebook, "tests/test_notebooks.py", "tests/test_15_01_engine.py", "tests/test_checks_15_01.py", notebook,
     ]  # fmt: skip
     assert call[call.index("--notebook") + 1] == paths[0]
     assert call[-3:] == ["-x", "-k", "not 15-07"]
