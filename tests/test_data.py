@@ -48,8 +48,9 @@ def _own_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(data, "QUICK", HASTE)
-    monkeypatch.setattr(data, "PATIENT_ROUNDS", (HASTE,))
+    patience = replace(HASTE, stall=5)  # of a busy machine, too
+    monkeypatch.setattr(data, "QUICK", patience)
+    monkeypatch.setattr(data, "PATIENT_ROUNDS", (patience,))
     monkeypatch.setattr(data, "_announced", set())
     monkeypatch.setattr(data, "_shell", lambda: None)
     monkeypatch.setattr(text, "WIDTH", 1000)  # the folders of tests have long names

@@ -104,6 +104,7 @@ def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, 
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # seconds
     index.rename(tmp_path / "gone")
     monkeypatch.setattr(environment, "ROOT", repository)  # where pip is started
 
