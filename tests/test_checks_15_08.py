@@ -1883,6 +1883,7 @@ CONTEXT = {
         "`train_flat` works in the first run",
         "Find out why, with this report",
         "it has more than one fault",
+        "(Below the check is a list to compare with.)",
         "`steps` is an iterator",
         "each `next` trains one step",
         "`patience` is at least 1",
