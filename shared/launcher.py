@@ -62,7 +62,10 @@ _FOLDERS = f"launch-{platform.node()}-"  # and the process: containers may share
 
 _STARTING = threading.Lock()  # launches may run in several threads
 
-_ECHO = re.compile(r"(\[rank\d+\]:)?\[[EF]\d{4} [\d:.]+ ProcessGroupGloo\.cpp")  # gloo logs what it then raises
+# gloo logs what it then raises; and what C++ says as it ends a process is in the report
+_ECHO = re.compile(
+    r"(\[rank\d+\]:)?\[[EF]\d{4} [\d:.]+ ProcessGroupGloo\.cpp|terminate called |  what\(\):  \[.*/gloo/"
+)
 
 
 def launch(

@@ -61,8 +61,8 @@ def recorded(named: bool = False, each: Callable[[Call], object] | None = None) 
     kept = []
 
     def watch(owner: Any, name: str, note: Callable[..., Call]) -> None:
+        original = getattr(owner, name)  # an operator, which is slow to make, is in vars from now on
         kept.append((owner, name, vars(owner).get(name)))  # None: inherited
-        original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(note(name, *args, *kwargs.values()))
