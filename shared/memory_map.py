@@ -14,6 +14,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 
 from shared.plotting import COLOURS
 from shared.simulated_gpu import GIB, MIB
@@ -170,7 +171,14 @@ def draw_map(
         ax.add_collection(PatchCollection(patches, facecolors=colours, edgecolors=edge, linewidths=width))
     for span, name in zip(sorted(found.blocks), names, strict=False):
         place = (span.birth + span.death) / 2, (span.offset + span.size / 2) / unit
-        ax.text(*place, name, ha="center", va="center", fontsize=10)
+        ax.text(
+            *place,
+            name,
+            ha="center",
+            va="center",
+            fontsize=11,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:
         ax.axhline(found.small / unit, color=COLOURS["ink"], linestyle="--", linewidth=1)
