@@ -350,7 +350,7 @@ class WrongRule(swish()):
 def _clamps_its_input(x):
     y = x * torch.sigmoid(x)
     if not torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x.data.clamp_(-50, 50)
+        x.data.clamp_(-800, 800)
     return y
 
 
@@ -391,11 +391,15 @@ WRONG_SWISH = {
     "returns float32": (swish(value=lambda x: x.float() * torch.sigmoid(x.float())), "dtype torch.bfloat16"),
     "flattens": (swish(value=lambda x: (x * torch.sigmoid(x)).reshape(-1)), "value is x[\\s\\S]*shape"),
     "value overflows": (swish(value=lambda x: x * _by_exp(x)), "value is x · sigmoid[\\s\\S]*Hint 3"),
-    "value by tanh": (swish(value=lambda x: x * (1 + torch.tanh(x / 2)) / 2), "value is x[\\s\\S]*from -45 to"),
+    "value zero below -87": (
+        swish(value=lambda x: torch.where(x < -87, torch.zeros_like(x), x * torch.sigmoid(x))),
+        "value is x[\\s\\S]*from -700 to -10",
+    ),
+    "value by tanh": (swish(value=lambda x: x * (1 + torch.tanh(x / 2)) / 2), "value is x[\\s\\S]*from -700 to"),
     "value by 1 - sigmoid": (swish(value=lambda x: x * (1 - torch.sigmoid(-x))), "value is x · sigmoid[\\s\\S]*Hint 3"),
     "slope zero far out": (
         swish(lambda ctx, g: g * (_slope(ctx.saved_tensors[0]) * (ctx.saved_tensors[0] > -38))),
-        "gradient is grad_output[\\s\\S]*from -45 to -10[\\s\\S]*Hint 3",
+        "gradient is grad_output[\\s\\S]*from -700 to -10[\\s\\S]*Hint 3",
     ),
     "slope zero far out in float32": (
         swish(
@@ -404,7 +408,7 @@ WRONG_SWISH = {
                 * (_slope(x := ctx.saved_tensors[0]) * ((x > -34) if x.dtype == torch.float32 else torch.ones_like(x)))
             )
         ),
-        "gradient is grad_output[\\s\\S]*from -45 to -10, torch.float32",
+        "gradient is grad_output[\\s\\S]*from -80 to -10",
     ),
     "clamps the value": (swish(value=lambda x: x.clamp(-100, 100) * torch.sigmoid(x)), "10⁴"),
     "sigmoid of a clamped x": (swish(value=lambda x: x * torch.sigmoid(x.clamp(-10, 10))), "value is x · sigmoid"),
@@ -572,6 +576,10 @@ def quantiser_index(x, level):
 WRONG_QUANTISE = {
     "a function": (lambda x, levels: x, "autograd Function"),
     "clamps in place": (quantiser(value=lambda x, k: quantiser().apply(x.clamp_(-1, 1), k)), "x stays as it is"),
+    "up from a little less than the middle": (
+        quantiser(value=lambda x, k: torch.floor((x.clamp(-1, 1) + 1) / 2 * (k - 1) + 0.501) / (k - 1) * 2 - 1),
+        "nearest level[\\s\\S]*close to the middle",
+    ),
     "rounds down": (
         quantiser(value=lambda x, k: torch.floor((x.clamp(-1, 1) + 1) / 2 * (k - 1)) / (k - 1) * 2 - 1),
         "nearest level",
@@ -819,6 +827,11 @@ def _swallows(self, kind, value, trace):
     return True
 
 
+def _swallows_the_rest(self, kind, value, trace):
+    PlainRecorder.__exit__(self, kind, value, trace)
+    return kind is not None and not issubclass(kind, Exception)
+
+
 def _forgets_on_error(self, kind, value, trace):
     PlainRecorder.__exit__(self, kind, value, trace)
     if kind is not None:
@@ -995,6 +1008,7 @@ WRONG_RECORDER = {
     ),
     "one list of handles for all": (SharedStore, "overlapping"),
     "swallows the exception": (recorder(__exit__=_swallows), "an exception goes on"),
+    "swallows what is no Exception": (recorder(__exit__=_swallows_the_rest), "block's GeneratorExit"),
     "raises an exception of its own": (recorder(__exit__=_raises_another), "an exception goes on"),
     "forgets after an exception": (recorder(__exit__=_forgets_on_error), "recordings stay"),
     "keeps old recordings": (recorder(__enter__=_keeps_old_recordings), "starts afresh"),
@@ -1370,7 +1384,11 @@ def step_lazily(model, make):
     return lambda: [one() for one in undo]
 
 
-def step(drop="none", undo="own", used="own", chosen=lambda model: [p for p in model.parameters() if p.requires_grad]):
+def _trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def step(drop="none", undo="own", used="own", chosen=_trained):
     """Stepping in backward with chosen faults."""
 
     def start(model, make):
@@ -1399,6 +1417,17 @@ def step(drop="none", undo="own", used="own", chosen=lambda model: [p for p in m
         return None if undo is None else remove
 
     return start
+
+
+def _clamp(p):
+    p.grad.clamp_(-1e3, 1e3)
+
+
+def clips_huge_ones(model, make):
+    """The clip comes before the step and acts far out only."""
+    kept = [p.register_post_accumulate_grad_hook(_clamp) for p in _trained(model)]
+    undo = step()(model, make)
+    return lambda: [undo(), *(handle.remove() for handle in kept)]
 
 
 def plain_sgd(model, make):
@@ -1498,6 +1527,7 @@ WRONG_STEP = {
     "the loop's last optimizer": (step(used="last"), "updated and its gradient dropped"),
     "a new optimizer each time": (step(used="new"), "bit for bit[\\s\\S]*Hint 1"),
     "plain SGD": (plain_sgd, "bit for bit"),
+    "a huge gradient clipped": (clips_huge_ones, "bit for bit"),
     "tied stepped twice": (tied_twice, "bit for bit"),
     "zeros where none arrived": (steps_what_was_not_reached, "bit for bit"),
     "weights without biases": (
