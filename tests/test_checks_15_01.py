@@ -907,6 +907,15 @@ def _only_called(self):
     return self
 
 
+def _first_that(self, fits):
+    modules = dict(self.model.named_modules(remove_duplicate=False))
+    found = {name: [module for key, module in modules.items() if fits(key, name)] for name in self.names}
+    for name, some in found.items():
+        if not some:
+            raise KeyError(name)
+    return {name: some[0] for name, some in found.items()}
+
+
 def _first_names_only(self):
     modules = dict(self.model.named_modules())
     return {name: modules[name] for name in self.names}
@@ -1024,6 +1033,11 @@ WRONG_RECORDER = {
         ),
         "raises KeyError",
     ),
+    "the first name with that start": (
+        recorder(find=lambda self: _first_that(self, str.startswith)),
+        "'a' of a model",
+    ),
+    "the first name with that end": (recorder(find=lambda self: _first_that(self, str.endswith)), "'b' of a model"),
     "first names only": (recorder(find=_first_names_only), "again"),
     "registers while looking": (recorder(__enter__=_registers_while_looking), "after an unknown name"),
     "clears everybody's hooks and raises": (

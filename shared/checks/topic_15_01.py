@@ -575,6 +575,17 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
                     )
                     for made, right in zip(got, want[name], strict=True):
                         trial.equal(case, made, right)
+        one, two, three = (nn.Linear(4, 4) for _ in range(3))
+        inner = nn.Sequential()
+        inner.add_module("b", two)
+        alike, x = nn.Sequential(), torch.randn(3, 4)
+        for name, part in (("a1", one), ("a", inner), ("b", three)):
+            alike.add_module(name, part)
+        with torch.no_grad():
+            right = {"a": two(one(x)), "b": three(two(one(x)))}
+        recorded = _record(answer(alike, ["a", "b"]), lambda: alike(x))
+        for name, output in right.items():
+            trial.equal(f"{name!r} of a model that has 'a1', 'a', 'a.b' and 'b'", recorded[name], [output])
     net.float().train()
     x = torch.randn(3, 4)
     recorded = _record(answer(net, names), lambda: net(x))
