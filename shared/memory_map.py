@@ -14,6 +14,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 
 from shared.plotting import COLOURS
 from shared.simulated_gpu import GIB, MIB
@@ -148,7 +149,9 @@ def at_peak(found: MemoryMap) -> tuple[int, Counter]:
     return moment, parts
 
 
-def draw_map(ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend: bool = True) -> None:
+def draw_map(
+    ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend: bool = True, names: Sequence[str] = ()
+) -> None:
     """Draw the spans: segments have a border, a dashed line parts the small pool from the large one.
 
     Args:
@@ -157,6 +160,7 @@ def draw_map(ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend:
         title: of the axes.
         unit: MIB or GIB, of the address axis.
         legend: whether the kinds are named beside the axes.
+        names: written into the blocks, in the order in which they were handed out.
     """
     for spans, edge, width in ((found.segments, COLOURS["grey"], 0.6), (found.blocks, "white", 0.15)):
         patches = [
@@ -165,6 +169,16 @@ def draw_map(ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend:
         colours = [KIND_COLOURS[s.kind] for s in spans if s.death > s.birth]
         width = width if len(patches) <= FEW else 0.0  # many borders hide what they surround
         ax.add_collection(PatchCollection(patches, facecolors=colours, edgecolors=edge, linewidths=width))
+    for span, name in zip(sorted(found.blocks), names, strict=False):
+        place = (span.birth + span.death) / 2, (span.offset + span.size / 2) / unit
+        ax.text(
+            *place,
+            name,
+            ha="center",
+            va="center",
+            fontsize=11,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:
         ax.axhline(found.small / unit, color=COLOURS["ink"], linestyle="--", linewidth=1)

@@ -1,6 +1,8 @@
 """The allocator that 15-07 builds, against brute force, properties, and recordings where there are any."""
 
+import ast
 import itertools
+import json
 import random
 from bisect import bisect_left
 from time import perf_counter
@@ -16,7 +18,7 @@ from shared.histories import FOLDER, Tape, layout, play_back, read_history
 from shared.simulated_gpu import SimulatedDriver, load, snapshot
 
 CELLS = """
-    block pools split-and-coalesce allocator random-history freeing ex-give-back ex-give-back-check returning max-split
+    block whole story splitting coalescing random-history freeing ex-give-back ex-give-back-check returning max-split
     fragmenting arenas growing expandable recorder record-steps dry-run schedule streams
 """
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -87,6 +89,8 @@ class BruteForce:
     A segment is found by its pieces' position between the addresses that the driver gave out.
     """
 
+    splits = joins = True
+
     def __init__(self, driver: LoggingDriver, max_split_size: float = float("inf")) -> None:
         self.driver, self.max_split_size, self.pieces = driver, max_split_size, []
 
@@ -104,7 +108,7 @@ class BruteForce:
                 piece = self.segment(total, stream, small)
             if piece is None:
                 raise OOM("out of memory")
-        rest = piece[1] - size
+        rest = piece[1] - size if self.splits else 0
         if (small and rest >= 512) or (not small and size < self.max_split_size and rest > MIB):
             self.pieces.append([piece[0] + size, rest, stream, small, False])
             piece[1] = size
@@ -137,6 +141,8 @@ class BruteForce:
     def free(self, address: int) -> None:
         (piece,) = [p for p in self.pieces if p[0] == address and p[4]]
         piece[4] = False
+        if not self.joins:
+            return
         home = self.segment_of(address)
         mine = sorted(p for p in self.pieces if self.segment_of(p[0]) == home)
         for left, right in itertools.pairwise(mine):
@@ -220,10 +226,12 @@ def test_every_address_and_driver_call_equals_brute_force(lesson, seed, capacity
     assert (failures > 0) == (capacity < GIB), "a tight GPU runs out of memory, a roomy one does not"
 
 
+@pytest.mark.parametrize("name", ["SegmentCache", "Splitting", "CachingAllocator"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_smallest_whole_equals_brute_force_while_there_is_memory(lesson, seed):
+def test_each_step_to_the_whole_equals_brute_force_while_there_is_memory(lesson, seed, name):
     generator, live = random.Random(seed), []
-    ours, oracle = lesson.CachingAllocator(LoggingDriver(2**50)), BruteForce(LoggingDriver(2**50))
+    ours, oracle = getattr(lesson, name)(LoggingDriver(2**50)), BruteForce(LoggingDriver(2**50))
+    oracle.splits, oracle.joins = name != "SegmentCache", name == "CachingAllocator"
     for _ in range(700):
         if live and generator.random() < 0.48:
             address = live.pop(generator.randrange(len(live)))
@@ -234,6 +242,20 @@ def test_the_smallest_whole_equals_brute_force_while_there_is_memory(lesson, see
             live.append(ours.malloc(size, stream))
             assert live[-1] == oracle.malloc(size, stream)
     assert ours.driver.log == oracle.driver.log
+    assert layout(snapshot(ours)) == [(place, size, not used) for place, size, used in oracle.layout()]
+
+
+def test_the_first_allocator_that_runs_has_sixty_lines_at_most():
+    """Definitions, without docstrings and blank lines; it runs in the third code cell of the part."""
+    (path,) = FOLDER.parent.glob("15-07_*.ipynb")
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    place = [cell["id"] for cell in cells].index("block")
+    assert [cell["id"] for cell in cells[place : place + 3]] == ["block", "whole", "story"]
+    tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells[place : place + 2]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            del node.body[0]
+    assert len(ast.unparse(tree).replace("\n\n", "\n").splitlines()) <= 60
 
 
 @pytest.mark.parametrize("kind", ["Streams", "Expandable"])

@@ -256,16 +256,16 @@ class SwishByExp(Function):
         return (s + x * s * (1 - s)).mul(g)
 
 
-class SwishByTanh(Function):
-    """Half angles, in-place on its own results, needs_input_grad, and a vmap of its own."""
+class SwishByLogarithms(Function):
+    """log σ, in-place on its own results, needs_input_grad, and a vmap of its own."""
 
     @staticmethod
     def vmap(info, in_dims, x):
-        return SwishByTanh.apply(x), in_dims[0]
+        return SwishByLogarithms.apply(x), in_dims[0]
 
     @staticmethod
     def forward(x):
-        return x.mul(0.5).tanh_().add_(1).mul_(0.5).mul_(x)
+        return F.logsigmoid(x).exp_().mul_(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -276,8 +276,8 @@ class SwishByTanh(Function):
         if not ctx.needs_input_grad[0]:
             return None
         x = ctx.saved_tensors[0]
-        t = torch.tanh(x / 2)
-        return g * (0.5 * (1 + t) + 0.25 * x * (1 - t**2))
+        sigmoid, other = F.logsigmoid(x).exp(), F.logsigmoid(-x).exp()
+        return g * (sigmoid + x * sigmoid * other)
 
 
 class SwishByAutograd(Function):
@@ -350,7 +350,7 @@ class WrongRule(swish()):
 def _clamps_its_input(x):
     y = x * torch.sigmoid(x)
     if not torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x.data.clamp_(-50, 50)
+        x.data.clamp_(-800, 800)
     return y
 
 
@@ -391,6 +391,25 @@ WRONG_SWISH = {
     "returns float32": (swish(value=lambda x: x.float() * torch.sigmoid(x.float())), "dtype torch.bfloat16"),
     "flattens": (swish(value=lambda x: (x * torch.sigmoid(x)).reshape(-1)), "value is x[\\s\\S]*shape"),
     "value overflows": (swish(value=lambda x: x * _by_exp(x)), "value is x · sigmoid[\\s\\S]*Hint 3"),
+    "value zero below -87": (
+        swish(value=lambda x: torch.where(x < -87, torch.zeros_like(x), x * torch.sigmoid(x))),
+        "value is x[\\s\\S]*from -700 to -10",
+    ),
+    "value by tanh": (swish(value=lambda x: x * (1 + torch.tanh(x / 2)) / 2), "value is x[\\s\\S]*from -700 to"),
+    "value by 1 - sigmoid": (swish(value=lambda x: x * (1 - torch.sigmoid(-x))), "value is x · sigmoid[\\s\\S]*Hint 3"),
+    "slope zero far out": (
+        swish(lambda ctx, g: g * (_slope(ctx.saved_tensors[0]) * (ctx.saved_tensors[0] > -38))),
+        "gradient is grad_output[\\s\\S]*from -700 to -10[\\s\\S]*Hint 3",
+    ),
+    "slope zero far out in float32": (
+        swish(
+            lambda ctx, g: (
+                g
+                * (_slope(x := ctx.saved_tensors[0]) * ((x > -34) if x.dtype == torch.float32 else torch.ones_like(x)))
+            )
+        ),
+        "gradient is grad_output[\\s\\S]*from -80 to -10",
+    ),
     "clamps the value": (swish(value=lambda x: x.clamp(-100, 100) * torch.sigmoid(x)), "10⁴"),
     "sigmoid of a clamped x": (swish(value=lambda x: x * torch.sigmoid(x.clamp(-10, 10))), "value is x · sigmoid"),
     "no grad_output": (swish(lambda ctx, g: _slope(ctx.saved_tensors[0])), "contract of backward"),
@@ -463,8 +482,10 @@ PROMISES_SWISH = [
     ),
     ("elementwise for any shape", "the value is x · sigmoid(x)", "flattens"),
     ("floating-point dtype", "the value is x · sigmoid(x)", "returns float32"),
-    ("to that dtype's precision", "the gradient is grad_output · f'(x)", "gradient in float32"),
-    ("to that dtype's precision", "the value is x · sigmoid(x)", "x beyond a threshold"),
+    ("to that dtype's relative precision", "the gradient is grad_output · f'(x)", "gradient in float32"),
+    ("to that dtype's relative precision", "the value is x · sigmoid(x)", "x beyond a threshold"),
+    ("to that dtype's relative precision", "the value is x · sigmoid(x)", "value by tanh"),
+    ("to that dtype's relative precision", "the gradient is grad_output · f'(x)", "slope zero far out"),
     ("It keeps its input, with `save_for_backward`", "the input goes through save_for_backward", "an attribute"),
     ("no other memory", "keeps its input and no other memory", "saves the sigmoid too"),
     ("Saves x only; twice differentiable.", "keeps its input and no other memory", "sigmoid in a list on ctx"),
@@ -555,6 +576,10 @@ def quantiser_index(x, level):
 WRONG_QUANTISE = {
     "a function": (lambda x, levels: x, "autograd Function"),
     "clamps in place": (quantiser(value=lambda x, k: quantiser().apply(x.clamp_(-1, 1), k)), "x stays as it is"),
+    "up from a little less than the middle": (
+        quantiser(value=lambda x, k: torch.floor((x.clamp(-1, 1) + 1) / 2 * (k - 1) + 0.501) / (k - 1) * 2 - 1),
+        "nearest level[\\s\\S]*close to the middle",
+    ),
     "rounds down": (
         quantiser(value=lambda x, k: torch.floor((x.clamp(-1, 1) + 1) / 2 * (k - 1)) / (k - 1) * 2 - 1),
         "nearest level",
@@ -580,7 +605,7 @@ WRONG_QUANTISE = {
     "flattens": (quantiser(value=lambda x, k: quantiser().apply(x, k).reshape(-1)), "dtype and shape"),
     "in float32": (
         quantiser(value=lambda x, k: quantiser().apply(x.float(), k).to(x.dtype)),
-        "nearest level[\\s\\S]*float64",
+        "nearest level[\\s\\S]*(float64|close to the middle)",
     ),
     "levels on the CPU": (
         quantiser(value=lambda x, k: (level := torch.linspace(-1, 1, k).to(x))[quantiser_index(x, level)]),
@@ -802,6 +827,11 @@ def _swallows(self, kind, value, trace):
     return True
 
 
+def _swallows_the_rest(self, kind, value, trace):
+    PlainRecorder.__exit__(self, kind, value, trace)
+    return kind is not None and not issubclass(kind, Exception)
+
+
 def _forgets_on_error(self, kind, value, trace):
     PlainRecorder.__exit__(self, kind, value, trace)
     if kind is not None:
@@ -875,6 +905,15 @@ def _only_called(self):
             )
         )
     return self
+
+
+def _first_that(self, fits):
+    modules = dict(self.model.named_modules(remove_duplicate=False))
+    found = {name: [module for key, module in modules.items() if fits(key, name)] for name in self.names}
+    for name, some in found.items():
+        if not some:
+            raise KeyError(name)
+    return {name: some[0] for name, some in found.items()}
 
 
 def _first_names_only(self):
@@ -978,6 +1017,7 @@ WRONG_RECORDER = {
     ),
     "one list of handles for all": (SharedStore, "overlapping"),
     "swallows the exception": (recorder(__exit__=_swallows), "an exception goes on"),
+    "swallows what is no Exception": (recorder(__exit__=_swallows_the_rest), "block's GeneratorExit"),
     "raises an exception of its own": (recorder(__exit__=_raises_another), "an exception goes on"),
     "forgets after an exception": (recorder(__exit__=_forgets_on_error), "recordings stay"),
     "keeps old recordings": (recorder(__enter__=_keeps_old_recordings), "starts afresh"),
@@ -993,6 +1033,11 @@ WRONG_RECORDER = {
         ),
         "raises KeyError",
     ),
+    "the first name with that start": (
+        recorder(find=lambda self: _first_that(self, str.startswith)),
+        "'a' of a model",
+    ),
+    "the first name with that end": (recorder(find=lambda self: _first_that(self, str.endswith)), "'b' of a model"),
     "first names only": (recorder(find=_first_names_only), "again"),
     "registers while looking": (recorder(__enter__=_registers_while_looking), "after an unknown name"),
     "clears everybody's hooks and raises": (
@@ -1182,6 +1227,40 @@ def one_forward_many_backwards(model, x, y):
     return torch.stack(found)
 
 
+def _further_backwards(model, x, y):
+    """One backward for the deltas; then one for each image and layer, from the layer's own output."""
+    outputs, handles = {}, []
+    for layer in (m for m in model.modules() if isinstance(m, nn.Linear)):
+        handles.append(layer.register_forward_hook(lambda m, args, out: outputs.update({m: out})))
+    try:
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        deltas = torch.autograd.grad(loss, list(outputs.values()), retain_graph=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    squares = torch.zeros(len(x), dtype=x.dtype)
+    for (layer, out), delta in zip(outputs.items(), deltas, strict=True):
+        for i in range(len(x)):
+            grads = torch.autograd.grad(out[i], list(layer.parameters()), delta[i], retain_graph=True)
+            squares[i] += sum(g.square().sum() for g in grads)
+    return squares.sqrt()
+
+
+def _batched_gradients(model, x, y):
+    losses, rows = F.cross_entropy(model(x), y, reduction="none"), torch.eye(len(x), dtype=x.dtype)
+    grads = torch.autograd.grad(losses, list(model.parameters()), rows, is_grads_batched=True)
+    return torch.cat([g.flatten(1) for g in grads], dim=1).norm(dim=1)
+
+
+def _vmap_of_grad(model, x, y):
+    def loss(parameters, one, label):
+        return F.cross_entropy(torch.func.functional_call(model, parameters, (one[None],)), label[None])
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x.detach(), y)
+    return torch.cat([g.flatten(1) for g in grads.values()], dim=1).norm(dim=1)
+
+
 def _zero_then_backward(model, loss):
     loss.backward()
     model.zero_grad()
@@ -1229,6 +1308,9 @@ WRONG_NORMS = {
     "one by one": (one_by_one, "calls the model once"),
     "the model twice": (norms(calls=2), "calls the model once"),
     "many backwards": (one_forward_many_backwards, "runs one backward"),
+    "a backward for each layer": (_further_backwards, "runs one backward"),
+    "a batch of gradients": (_batched_gradients, "one for each of many losses at once"),
+    "vmap of grad": (_vmap_of_grad, "one for each of many losses at once"),
     "backward": (norms(backward=lambda model, loss: loss.backward()), "grad is what it was"),
     "backward and zero_grad": (norms(backward=_zero_then_backward), "grad is what it was"),
     "hooks stay": (norms(cleanup=None), "hooks are gone"),
@@ -1252,6 +1334,7 @@ PROMISES_NORMS = [
     ("with respect to all parameters together", _OWN_NORM, "last layer only"),
     ("It calls the model once", "calls the model once", "one by one"),
     ("runs one backward", "runs one backward", "many backwards"),
+    ("of one loss", "runs one backward", "a batch of gradients"),
     ("also after an exception, your hooks are gone", _GONE, "no finally"),
     ("those of others are still there", _GONE, "everybody's hooks"),
     ("each parameter's `.grad` is what it was", "each parameter's .grad is what it was", "backward and zero_grad"),
@@ -1315,7 +1398,11 @@ def step_lazily(model, make):
     return lambda: [one() for one in undo]
 
 
-def step(drop="none", undo="own", used="own", chosen=lambda model: [p for p in model.parameters() if p.requires_grad]):
+def _trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def step(drop="none", undo="own", used="own", chosen=_trained):
     """Stepping in backward with chosen faults."""
 
     def start(model, make):
@@ -1344,6 +1431,17 @@ def step(drop="none", undo="own", used="own", chosen=lambda model: [p for p in m
         return None if undo is None else remove
 
     return start
+
+
+def _clamp(p):
+    p.grad.clamp_(-1e3, 1e3)
+
+
+def clips_huge_ones(model, make):
+    """The clip comes before the step and acts far out only."""
+    kept = [p.register_post_accumulate_grad_hook(_clamp) for p in _trained(model)]
+    undo = step()(model, make)
+    return lambda: [undo(), *(handle.remove() for handle in kept)]
 
 
 def plain_sgd(model, make):
@@ -1443,6 +1541,7 @@ WRONG_STEP = {
     "the loop's last optimizer": (step(used="last"), "updated and its gradient dropped"),
     "a new optimizer each time": (step(used="new"), "bit for bit[\\s\\S]*Hint 1"),
     "plain SGD": (plain_sgd, "bit for bit"),
+    "a huge gradient clipped": (clips_huge_ones, "bit for bit"),
     "tied stepped twice": (tied_twice, "bit for bit"),
     "zeros where none arrived": (steps_what_was_not_reached, "bit for bit"),
     "weights without biases": (
@@ -1516,7 +1615,7 @@ CHECKS = {
 }
 RIGHT = {
     "nodes_that_run": [runs_from_above, runs_to_a_fixpoint],
-    "Swish": [SwishByExp, SwishByTanh, SwishByAutograd],
+    "Swish": [SwishByExp, SwishByLogarithms, SwishByAutograd],
     "Quantise": [QuantiseByComparison, QuantisePacked],
     "ActivationRecorder": [PlainRecorder, GlobalRecorder, StackRecorder],
     "image_norms": [norms_by_tensor_hooks, norms_with_backward, norms()],

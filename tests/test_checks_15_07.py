@@ -87,6 +87,17 @@ def changing_list(allocator):
     return total
 
 
+def stops_at_what_stays(allocator):
+    total = 0
+    for small in (False, True):
+        for _, size, address in list(allocator.free_lists[small]):
+            if not is_whole(allocator.blocks[address]):
+                break
+            allocator.cuda_free(allocator.blocks[address])
+            total += size
+    return total
+
+
 def at_most_ten(allocator):
     """Stops after ten segments of a pool."""
     return giving(order=lambda keys: list(keys)[:10])(allocator)
@@ -134,6 +145,7 @@ WRONG_GIVE_BACK = {
         giving(keep=lambda b: b.before is None or b.after is None),
         "with a block in use stays",
     ),
+    "stops at the first that stays": (stops_at_what_stays, "of the large pool"),
     "the small pool first": (giving(pools=(True, False)), "the order"),
     "from the end of the list": (giving(order=lambda keys: list(keys)[::-1]), "the order"),
     "by address": (giving(order=lambda keys: sorted(keys, key=lambda key: key[2])), "the order"),
@@ -540,6 +552,12 @@ def noted(model, optimizer):
     return fixed_bytes_by_loops(model, optimizer)
 
 
+def noted_on_tensors(model, optimizer):
+    for p in model.parameters():
+        p.block = p.nbytes
+    return fixed_bytes_by_loops(model, optimizer)
+
+
 def of_children(model, optimizer, right):
     """The model's own parameters and its children's; theirs are forgotten."""
     found = {id(p): p for m in (model, *model.children()) for p in m.parameters(recurse=False)}
@@ -552,13 +570,17 @@ def train_mode(model, optimizer):
 
 def reads(model, optimizer):
     """Looks at one value of each parameter that has data."""
-    sum(float(p.detach().flatten()[0]) for p in model.parameters() if not p.is_meta)
+    sum(float(p.detach().flatten()[0]) for p in model.parameters() if p.numel() and not p.is_meta)
     return fixed_bytes_by_loops(model, optimizer)
 
 
 WRONG_FIXED = {
     "the gradients that are left of the frozen": (entry("gradients", left_over), "gradients, in bytes"),
     "the sum rounded up": (fixed(each=False), "parameters, in bytes"),
+    "512 bytes for nothing": (
+        entry("parameters", lambda model, opt, right: right + 512 * sum(p.numel() == 0 for p in model.parameters())),
+        "tensors without elements",
+    ),
     "four bytes for all": (fixed(itemsize=4), "parameters, in bytes"),
     "tied twice": (fixed(tied=True), "parameters, in bytes"),
     "trained parameters alone": (
@@ -607,6 +629,7 @@ WRONG_FIXED = {
     "training mode": (train_mode, "training"),
     "a hook stays": (hooked, "_forward_hooks"),
     "an attribute stays": (noted, "model.total"),
+    "an attribute of a tensor stays": (noted_on_tensors, "attributes of"),
     "children alone": (entry("parameters", of_children), "modules in modules"),
     "buffers of children": (
         fixed(
@@ -854,6 +877,7 @@ WRONG_MATMUL = {
         ),
         "limit 'arithmetic'",
     ),
+    "rounded seconds": (cost("seconds", lambda right, *_: round(right["seconds"], 6)), "seconds"),
     "memory": (
         cost("limit", lambda right, *_: "memory" if right["limit"] == "bytes" else "arithmetic"),
         "limit 'bytes'",
@@ -995,6 +1019,7 @@ PROMISES = {
         ("within a pool the order is that of its free list", ORDER, "by address"),
         ("A segment with a block in use stays", STAYS, "all free blocks"),
         ("so do its free blocks", STAYS, "no block on the left"),
+        ("give every segment of the allocator that is one free block back", LARGE, "stops at the first that stays"),
         ("so do its free blocks", STAYS, "the free lists emptied"),
         ("is a sorted list", LARGE, "a list that changes under the loop"),
         ("bytes given back.", RETURNED, "nothing returned"),
@@ -1062,6 +1087,8 @@ PROMISES = {
         ("`buffers` (persistent or not)", "buffers, in bytes", "persistent buffers"),
         ("`buffers`", "buffers, in bytes", "no buffers"),
         ("each tensor is a block of its own, rounded up", "parameters, in bytes", "the sum rounded up"),
+        ("without elements has none", "parameters, in bytes", "512 bytes for nothing"),
+        ("the model stays as it is", UNTOUCHED, "an attribute of a tensor stays"),
         ("`requires_grad=False` no gradient", "gradients, in bytes", "gradients of the frozen"),
         ("no gradient and no state is counted", "optimizer, in bytes", "states of the frozen"),
         ("not even a `.grad` that is left", "gradients, in bytes", "the gradients that are left of the frozen"),

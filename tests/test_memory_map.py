@@ -57,6 +57,19 @@ def test_what_was_there_before_is_drawn_from_the_start_and_counts():
     assert at_peak(found)[1] == {"there before": 4 * MIB, "block": 2 * MIB}
 
 
+def test_names_stand_in_the_blocks_in_the_order_of_birth():
+    found = memory_map(HISTORY)
+    assert [span.birth for span in found.blocks] == [1, 3, 5]
+    found.blocks.reverse()  # the order of deaths is another
+    figure, ax = plt.subplots()
+    draw_map(ax, found, "", names=["a", "b", "c"])
+    texts = {text.get_text(): text.get_position() for text in ax.texts}
+    assert texts["a"] == (2.5, 3.5)
+    assert texts["b"] == (5.0, 256 / MIB)
+    assert texts["c"][0] == 6.0
+    plt.close(figure)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
     """Segments come and go at the same addresses, with other sizes."""

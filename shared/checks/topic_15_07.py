@@ -45,9 +45,13 @@ class _Block:
 
 
 class _Cache:
-    """As much of an allocator as the answer needs; it writes down what goes back to the driver."""
+    """As much of an allocator as the answer needs; it writes down what goes back to the driver.
 
-    def __init__(self, segments: Layout) -> None:
+    A `strict` one refuses a block that is a part of a segment.
+    """
+
+    def __init__(self, segments: Layout, strict: bool = True) -> None:
+        self.strict = strict
         self.blocks: dict[int, _Block] = {}
         self.free_lists: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
         self.freed: list[tuple[int, int]] = []  # address, bytes
@@ -65,7 +69,8 @@ class _Cache:
             at += 2**30
 
     def cuda_free(self, block: _Block) -> None:
-        if block.state != "inactive" or block.before is not None or block.after is not None:
+        part = block.before is not None or block.after is not None
+        if self.strict and (part or block.state != "inactive"):
             raise ValueError(f"cuda_free of the block at {block.address}, which is a part of a segment that is in use")
         self.free_lists[block.small].remove((block.stream, block.size, block.address))
         del self.blocks[block.address]
@@ -134,8 +139,8 @@ def give_back(trial: Trial, answer: Any) -> None:
     """`answer(allocator)` calls cuda_free for each segment that is one free block and returns their bytes."""
     dice = random.Random(1)
 
-    def run(segments: Layout) -> tuple[_Cache, list[tuple[int, int]], Any]:
-        cache = _Cache(segments)
+    def run(segments: Layout, strict: bool = True) -> tuple[_Cache, list[tuple[int, int]], Any]:
+        cache = _Cache(segments, strict)
         want = _whole(cache)
         return cache, want, answer(cache)
 
@@ -145,8 +150,8 @@ def give_back(trial: Trial, answer: Any) -> None:
     }
     for item, (small, hint, see) in items.items():
         with trial.group(item, hint=hint, see=see):
-            for segments in _caches(dice, [small], split=False):
-                cache, want, _ = run(segments)
+            for segments in _caches(dice, [small], split=False) + _caches(dice, [small], split=True):
+                cache, want, _ = run(segments, strict=False)
                 left = sorted(set(want) - set(cache.freed))
                 trial.equal(f"(address, bytes) of what stayed; {_show(segments)}", left, [])
     with trial.group("a segment with a block in use stays", hint="look at this segment, block by block", see=1):
@@ -394,6 +399,7 @@ def _models() -> dict[str, nn.Module]:
             [], [torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1024, 1025)]
         ),
         "a scalar": _Tensors([torch.tensor(1.0)], [torch.tensor(3)]),
+        "tensors without elements": _Tensors([torch.ones(0), torch.ones(4, 0), torch.ones(5)], [torch.ones(0)]),
         "no tensors": nn.Sequential(nn.ReLU(), nn.Flatten()),
         "batch norm in evaluation mode": nn.Sequential(nn.Conv2d(3, 200, 1), nn.BatchNorm2d(200)).eval(),
         "buffers that are not persistent": _Tensors([torch.ones(3)], [torch.ones(200), torch.ones(600)], lasting=False),
@@ -477,6 +483,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
     }
     for name, p in (*model.named_parameters(), *model.named_buffers()):
         found |= {name: id(p), f"{name}.grad": id(p.grad), f"{name}.requires_grad": p.requires_grad}
+        found[f"attributes of {name}"] = sorted(vars(p))
     return found
 
 
@@ -515,6 +522,7 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
     cases = [
         (*shape, dice.choice((1, 2, 4, 8)), 10.0 ** dice.randint(0, 5), 10.0 ** dice.randint(0, 4)) for shape in shapes
     ]
+    cases += [(*shape, 2, 989e12, 3.35e12) for shape in shapes[:6]]  # a real device: seconds are small numbers
     hints: dict[str, tuple[str, int | None]] = {
         "flops": ("how many multiplications has a product of these shapes?", None),
         "bytes": ("count this case on paper: how often is each matrix read?", 1),
@@ -534,7 +542,7 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
                 if kind:
                     trial.equal(_call("matmul_cost", case), got, want)
                 else:
-                    trial.close(_call("matmul_cost", case), got, want)
+                    trial.close(_call("matmul_cost", case), got, want, rtol=1e-9, atol=0.0)
     balanced = []  # as long for the one as for the other, and a little longer for either
     for case in cases:
         cost = _matmul_cost(*case)
@@ -614,7 +622,7 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
     cases = [(0, 1.0, 2.0, 1), (1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (5, 2.0, 3.0, 2)]
     cases += [(4, 0.0, 2.0, 2), (4, 2.0, 0.0, 2), (12, 1.0, 1.0, 7)]
     for _ in range(30):
-        copy, compute = dice.choice([0.5, 1.0, 2.0, 3.0]), dice.choice([0.5, 1.0, 2.0, 4.0])
+        copy, compute = dice.choice([0.5, 1.0, 2.0, 2.75]), dice.choice([0.5, 1.0, 2.0, 4.25])
         cases.append((dice.randint(2, 9), copy, compute, dice.randint(1, 4)))
     with trial.group("a list with a copy and a compute for each batch, and no others", hint="print the names in order"):
         for case in cases:
