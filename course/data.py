@@ -8,22 +8,21 @@ wrong usage).
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shared.data_formats import read_sample, read_split
-from shared.data_specs import SPECS
-from shared.data_store import data_root, fetch, mirrors_for
-from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
-from shared.downloads import terminal
+from shared.data.arrays import SPLITS, DamagedFile, DataError, Split
+from shared.data.decoding import read_split
+from shared.data.facts import ALL
+from shared.data.fetching import data_root, fetch, sources
+from shared.data.samples import read_sample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m course data`."""
-    parser.add_argument("--fetch", choices=[*SPECS, "all"], help="fetch full sets that are missing or damaged")
+    parser.add_argument("--fetch", choices=[*ALL, "all"], help="fetch full sets that are missing or damaged")
     parser.add_argument(
         "--mirror", metavar="URL|FOLDER", help="try this first (default: COURSE_DATA_MIRROR); see datasets/README.md"
     )
@@ -37,59 +36,48 @@ def main(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     root = data_root(args.root)
     try:
-        mirrors = {spec.key: mirrors_for(spec, root, args.mirror) for spec in SPECS.values()}
+        offers = {key: sources(facts, root, mirror=args.mirror, programs=True) for key, facts in ALL.items()}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    wanted = [spec for spec in SPECS.values() if args.fetch in (spec.key, "all")]
-    fetched = [_fetch(spec, root, args.mirror) for spec in wanted]
+    status = 0
+    wanted = [facts for facts in ALL.values() if args.fetch in (facts.key, "all")]
+    for facts in wanted:
+        print(f"{facts.name}: looking in {root}, fetching what is missing", flush=True)
+        try:
+            source = fetch(facts, root, mirror=args.mirror, programs=True)
+            print(f"{facts.name}: {f'fetched from {source} and verified' if source else 'already here, verified'}")
+        except DataError as error:
+            print(error, file=sys.stderr, flush=True)
+            status = 1
 
     table = Table(title=f"Full sets: {escape(str(root))}", title_justify="left")
     for column in ("data set", "split", "bundled sample", "full set"):
         table.add_column(column)
-    status = 0 if all(fetched) else 1
-    full_missing = []
-    for spec in SPECS.values():
+    missing = []
+    for facts in ALL.values():
         for split in SPLITS:
-            sample, sample_damaged = _status(lambda spec=spec, split=split: read_sample(spec, split))
-            full, full_damaged = _status(lambda spec=spec, split=split: read_split(spec, root, split))
-            if sample_damaged or full_damaged:
-                status = 1
-            if (full is None or full_damaged) and spec not in full_missing:
-                full_missing.append(spec)
-            table.add_row(spec.name, split, sample or "not here", full or "not here")
+            sample, _, sample_damaged = _status(lambda facts=facts, split=split: read_sample(facts, split))
+            full, here, full_damaged = _status(lambda facts=facts, split=split: read_split(facts, root, split))
+            status = 1 if sample_damaged or full_damaged else status
+            missing += [] if here or facts in missing else [facts]
+            table.add_row(facts.name, split, sample, full)
     console.print(table)
-    for spec in full_missing:
-        console.print(f"{spec.name} would be fetched from, in this order:", highlight=False)
-        for mirror in mirrors[spec.key]:
-            console.print(f"  {mirror}", highlight=False, markup=False)
-    if full_missing and not wanted:
-        names = " or ".join(spec.key for spec in full_missing)
+    for facts in missing:
+        console.print(f"{facts.name} would be fetched from, in this order:", highlight=False)
+        for source in offers[facts.key]:
+            console.print(f"  {source}", highlight=False, markup=False)
+    if missing and not wanted:
+        names = " or ".join(facts.key for facts in missing)
         console.print(f"To fetch: python -m course data --fetch all (or {names})", highlight=False)
     return status
 
 
-def _fetch(spec: DataSpec, root: Path, mirror: str | None) -> bool:
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    say(f"{spec.name}: looking in {root}, fetching what is missing")
+def _status(read: Callable[[], Split]) -> tuple[str, bool, bool]:
+    """What a cell of the table says, whether the split is here and whole, and whether it is damaged."""
     try:
-        result = fetch(spec, root, mirror=mirror, show_progress=terminal(), say=say)
-    except DataError as error:
-        print(error, file=sys.stderr, flush=True)
-        return False
-    say(f"{spec.name}: {f'fetched from {result.mirror} and verified' if result.mirror else 'already here, verified'}")
-    for path in result.set_aside:
-        say(f"{spec.name}: a damaged file was kept as {path}")
-    return True
-
-
-def _status(read: Callable[[], Split]) -> tuple[str | None, bool]:
-    """What a cell of the table says, None if nothing is there; whether what is there is damaged."""
-    try:
-        return f"{len(read().images):,} images, verified", False
+        return f"{len(read().images):,} images, verified", True, False
     except FileNotFoundError:
-        return None, False
+        return "not here", False, False
     except DamagedFile as error:
-        return f"[red]{escape(error.path.name)}: {escape(error.reason)}[/red]", True
+        return f"[red]{escape(error.path.name)}: {escape(error.reason)}[/red]", False, True

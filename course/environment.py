@@ -1,12 +1,13 @@
 """The environment that every command runs in: a .venv in the repository root, made and kept up to date here.
 
-Only the standard library is imported: this runs before anything is installed. `prepare` returns the Python to use and
-installs only what is needed. A stamp says what has been installed (requirements*.txt, constraints.txt, pyproject.toml,
-the Python version, the index of torch); while it matches, nothing is done and no network is needed. Files of ours:
+Only the standard library is needed: this runs before anything is installed. `prepare` returns the Python to use and
+calls pip only if something has to be installed. A stamp says what has been (requirements*.txt, constraints.txt,
+pyproject.toml, the Python version, the index of torch); while it matches, nothing is done and no network is needed.
+Files of ours:
 
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
-    .venv/course-stamp.json     what is installed; written last, so an interrupted installation has none
-    .venv/course-install.log    what pip said
+    .venv/course-stamp.json     what is installed; written last
+    .venv/course-unfinished     an installation began; removed with its end, so one that was interrupted leaves it
     .venv/course.lock           held (by the system, so never stale) while something is installed
 """
 
@@ -16,12 +17,10 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -35,12 +34,17 @@ ARRIVED = "COURSE_STARTED_IN_ENVIRONMENT"  # set for the process that takes over
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 LOCK_LIMIT = 3600  # seconds to wait for another process's installation
-NEEDED_BYTES = 7e9  # of disk, for the CUDA build with room to unpack
 # what a command can do without when nothing may be installed (COURSE_ENV=current)
 ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}}
 
-TORCH_ADVICE = """torch and torchvision must come from one index and belong together (0.26 to 2.11, 0.29.2 to 2.15).
-Remove both and let them be installed again:
+PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely causes:
+- The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror.
+- The disk is full: the CUDA build takes 5.8 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
+- There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
+Call the same command again; what was downloaded is kept."""
+
+TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together (0.26
+to 2.11, 0.29.2 to 2.15). Remove both and let them be installed again:
     python -m course clean --all
     python -m course setup
 For another index (CPU-only wheels, another CUDA) set COURSE_TORCH_INDEX to its address for the second line."""
@@ -50,62 +54,30 @@ class SetupError(Exception):
     """The environment can't be made or used; the message says why and what to do."""
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# running a program with a live line
+def run(command: list[str], keep_open: int) -> int:
+    """Run a program whose output the user sees, and return its exit status. Ctrl-C reaches it, too: it may clean up.
 
-
-def follow(command: list[str], log: Path, title: str, env: dict[str, str], keep_open: int | None = None) -> int:
-    """Run `command`, append what it prints to `log`, show its last line live, and return its exit status.
-
-    `keep_open` is a file descriptor the program inherits: the lock, held until the last of us has ended.
+    `keep_open` is a file descriptor it inherits: the lock, held until the last of us has ended.
     """
-    start = time.monotonic()
-    live = sys.stderr.isatty()
-    inherited = {"pass_fds": (keep_open,)} if keep_open is not None and os.name == "posix" else {}
+    # without what would make venv and pip look elsewhere
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
+    inherited = {"pass_fds": (keep_open,)} if os.name == "posix" else {}
     process = subprocess.Popen(
-        command, cwd=str(ROOT), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        encoding="utf-8", errors="replace", **inherited,
+        command, cwd=str(ROOT), env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+        **inherited,
     )  # fmt: skip
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        for line in process.stdout:
-            lines.put(line)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    last, shown = "", start
     try:
-        with open(log, "a", encoding="utf-8") as file:
-            while process.poll() is None or reader.is_alive() or not lines.empty():
-                try:
-                    line = lines.get(timeout=0.5)
-                    file.write(line)
-                    last = line.strip() or last
-                    said = bool(re.match(r"(Downloading .*\(\d{3,}[\d.]* ?MB\)|Installing collected)", last))
-                except queue.Empty:
-                    said = False
-                now = time.monotonic()
-                width = shutil.get_terminal_size().columns - 1
-                if live:
-                    sys.stderr.write(f"\r\x1b[K{title}: {now - start:4.0f} s  {last}"[: width + 4])
-                    sys.stderr.flush()
-                elif said or now - shown > 20:
-                    shown = now
-                    sys.stderr.write(f"{title}: {now - start:.0f} s  {last[:100]}\n")
-                    sys.stderr.flush()
-                if now - start > PIP_LIMIT:
-                    raise SetupError(f"{title} took more than {PIP_LIMIT // 3600} hours and was ended. See {log}")
-        return process.wait(timeout=60)
+        return process.wait(timeout=PIP_LIMIT)
+    except subprocess.TimeoutExpired as error:
+        raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.") from error
+    except KeyboardInterrupt:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=60)
+        raise
     finally:
         if process.poll() is None:
             process.kill()
             process.wait(timeout=60)
-        reader.join(timeout=5)
-        if not reader.is_alive():  # a grandchild may still hold the other end; closing would wait for it
-            process.stdout.close()
-        if live:
-            sys.stderr.write("\r\x1b[K")
 
 
 def probe(command: list[str], timeout: float = 30) -> subprocess.CompletedProcess[str]:
@@ -117,19 +89,17 @@ def probe(command: list[str], timeout: float = 30) -> subprocess.CompletedProces
 
 
 @contextlib.contextmanager
-def locked(path: Path, limit: float, waiting: Callable[[str], None]) -> Iterator[int]:
-    """Hold the lock file at `path`; yields its descriptor.
+def locked(path: Path, limit: float) -> Iterator[int]:
+    """Hold the lock file at `path`; yields its descriptor. SetupError after `limit` seconds.
 
     The operating system holds the lock and drops it when its process ends however that happens, so it can't go stale.
-    SetupError after `limit` seconds.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = time.monotonic() + limit
-    told = False
+    deadline, told = time.monotonic() + limit, False
     try:
         while not _try_lock(descriptor):
             if not told:
-                waiting("Another process is setting the environment up; waiting for it to finish.")
+                say("Another process is setting the environment up; waiting for it to finish.")
                 told = True
             if time.monotonic() > deadline:
                 raise SetupError(
@@ -157,10 +127,6 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the environment
-
-
 class Environment:
     """The .venv of one repository.
 
@@ -168,14 +134,14 @@ class Environment:
         root: the repository.
         index: address of the index for torch and torchvision; None means the one this .venv was made with, if any;
             "" means pip's usual one.
-        follow, probe: how programs are run; tests put their own here.
+        run, probe: how programs are run; tests put their own here.
     """
 
     def __init__(
         self,
         root: Path,
         index: str | None = None,
-        follow: Callable[..., int] = follow,
+        run: Callable[[list[str], int], int] = run,
         probe: Callable[..., subprocess.CompletedProcess[str]] = probe,
     ) -> None:
         self.root = root.resolve()
@@ -183,9 +149,9 @@ class Environment:
         self.python = self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
-        self.log = self.folder / "course-install.log"
+        self.unfinished = self.folder / "course-unfinished"
         self.lock = self.folder / "course.lock"
-        self._follow, self._probe = follow, probe
+        self._run, self._probe = run, probe
         recorded = read_json(self.marker if self.ours else self.stamp).get("index", "")
         self.index_changed = index is not None and index != recorded
         self.index = recorded if index is None else index
@@ -197,27 +163,25 @@ class Environment:
 
     def broken(self) -> str | None:
         """Why the .venv can't be used as it is, or None."""
-        if not self.folder.is_dir():
-            return "there is none yet"
-        if self.ours and read_json(self.marker).get("root") != str(self.root):
+        marker = read_json(self.marker)
+        if self.ours and marker.get("root") != str(self.root):
             return "the folder has been moved or copied"
         if not self.python.exists():
             return "its Python is gone" if (self.folder / "pyvenv.cfg").exists() else "there is none yet"
+        code = "import sys, importlib.util as u; print('%d.%d' % sys.version_info[:2], bool(u.find_spec('pip')))"
         try:
-            answer = self._probe(
-                [str(self.python), "-I", "-S", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-            )
+            answer = self._probe([str(self.python), "-I", "-c", code]).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"its Python doesn't start ({error})"
-        version = answer.stdout.strip()
-        if answer.returncode or not re.fullmatch(r"\d+\.\d+", version):
-            return f"its Python doesn't start ({version.splitlines()[-1] if version else answer.returncode})"
-        if tuple(map(int, version.split("."))) < OLDEST_PYTHON:
+        found = re.fullmatch(r"(\d+)\.(\d+) (True|False)", answer.strip())
+        if not found:
+            return f"its Python doesn't start ({(answer.strip().splitlines() or ['it says nothing'])[-1]})"
+        version = f"{found[1]}.{found[2]}"
+        if (int(found[1]), int(found[2])) < OLDEST_PYTHON:
             return f"its Python is {version}, and the course needs 3.11 or newer"
-        made_for = read_json(self.marker).get("python")
-        if made_for and made_for != version:
-            return f"it was made for Python {made_for}, and that is {version} now"
-        return None
+        if marker.get("python", version) != version:
+            return f"it was made for Python {marker['python']}, and that is {version} now"
+        return None if found[3] == "True" else "it has no pip"
 
     def digest(self) -> str:
         """A hash of everything that decides what is installed."""
@@ -227,8 +191,7 @@ class Environment:
             if path.is_file():
                 content = path.read_bytes().replace(b"\r\n", b"\n")
                 digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-        made_for = read_json(self.marker).get("python", "")
-        digest.update(f"{made_for}\0{self.index}".encode())
+        digest.update(f"{read_json(self.marker).get('python', '')}\0{self.index}".encode())
         return digest.hexdigest()
 
     def up_to_date(self) -> bool:
@@ -241,20 +204,18 @@ class Environment:
             return self.python
         try:
             self.folder.mkdir(exist_ok=True)
-            with locked(self.lock, LOCK_LIMIT, say) as descriptor:
+            with locked(self.lock, LOCK_LIMIT) as descriptor:
                 # under the lock, so that nobody meets a folder that is being claimed
                 if not self.ours and set(self.folder.iterdir()) == {self.lock}:  # nothing that anybody could miss
                     self._write_marker()
-                # another process may have done all of it in the meantime
-                reason = self.broken()
-                if reason is None and self.up_to_date():
-                    return self.python
-                self._install(reason, descriptor)
+                reason = self.broken()  # another process may have done all of it in the meantime
+                if reason is not None or not self.up_to_date():
+                    self._install(reason, descriptor)
         except OSError as error:
             raise SetupError(
                 f"Can't write the environment {self.folder}: {error}\n"
-                "Use a copy of the course in a folder of yours, or COURSE_ENV=current with a Python that has all of "
-                "requirements.txt."
+                "If the disk isn't full, use a copy of the course in a folder of yours, or COURSE_ENV=current with a "
+                "Python that has all of requirements.txt."
             ) from error
         return self.python
 
@@ -266,22 +227,17 @@ class Environment:
                 "yourself, then call this again."
             )
         for path in self.folder.iterdir():
-            if path in (self.marker, self.lock):
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            else:
+            elif path not in (self.marker, self.lock):
                 path.unlink()
 
     def remove(self) -> bool:
         """Delete the folder; False if there is none. SetupError if it isn't this tool's or is in use."""
         if not self.folder.exists():
             return False
-        if self.ours:
-            with locked(self.lock, 5, say):
-                self.empty()
-        else:
-            self.empty()  # raises
+        with locked(self.lock, 5) if self.ours else contextlib.nullcontext():
+            self.empty()
         shutil.rmtree(self.folder)
         return True
 
@@ -292,49 +248,34 @@ class Environment:
     def _install(self, reason: str | None, descriptor: int) -> None:
         if reason is None and self.index_changed and (self.ours or self.stamp.exists()):
             reason = "torch is to come from another index"
-        if reason is None and self.ours and self._stopped_while_copying():
-            reason = "an installation was interrupted while it copied files"
+        if reason is None and self.ours and self.unfinished.exists():
+            reason = "an installation was interrupted, so packages may be half there"
         if reason is not None:
             self._make(reason, descriptor)
         self.stamp.unlink(missing_ok=True)
         if not self.ours:
-            say(
-                f"{self.folder} was not made by this tool; it is used as it is, and what it lacks is installed into it."
-            )
-        free = shutil.disk_usage(self.folder).free
-        if reason is None and self.log.exists():
-            say("Bringing the environment up to date; what is there already is kept.")
-        else:
-            say(
-                "Installing what the course needs: about 3 GB to download and 5.8 GB of disk with the CUDA build, 1 to "
-                "2 minutes on a fast line. What pip has downloaded before is used again."
-            )
-        if free < NEEDED_BYTES and reason is not None:
-            say(
-                f"Only {free / 1e9:.1f} GB of disk are free. If that is too little, set COURSE_TORCH_INDEX to a "
-                "CPU-only index."
-            )
-        options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-        pip = [str(self.python), "-m", "pip", "install", *options]
+            say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
+        free = shutil.disk_usage(self.folder).free / 1e9
+        say(
+            "Installing what the course needs. A new environment takes about 3 GB to download, 1 to 2 minutes on a "
+            f"fast line, and 5.8 GB of disk with the CUDA build; {free:.0f} GB are free."
+        )
+        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         constraints = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
-        start = time.monotonic()
-        self.log.write_text("", encoding="utf-8")
+        self.unfinished.touch()
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
-            command = [*pip, "--no-deps", "--index-url", self.index, *constraints, *torch]
-            self._pip(command, "Installing torch", descriptor)
-        self._pip([*pip, "-r", "requirements-dev.txt", *constraints], "Installing", descriptor)
-        self._verify()
+            self._pip([*pip, "--no-deps", "--index-url", self.index, *constraints, *torch], descriptor)
+        self._pip([*pip, "-r", "requirements-dev.txt", *constraints], descriptor)
+        # wheels from two indexes install well and break here
+        code = "import torch, torchvision; from torchvision.ops import nms"
+        answer = self._probe([str(self.python), "-c", code], timeout=300)
+        if answer.returncode:
+            said = "\n".join(answer.stdout.strip().splitlines()[-8:])
+            raise SetupError(f"{said}\n\n{TORCH_ADVICE}")
+        self.unfinished.unlink()
         write_json(self.stamp, {"digest": self.digest(), "index": self.index})
-        say(f"Installed in {time.monotonic() - start:.0f} s.")
-
-    def _stopped_while_copying(self) -> bool:
-        """Whether the last pip ended between starting to copy files and being done: packages may be half there."""
-        if self.stamp.exists() or not self.log.exists():
-            return False
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return text.rfind("Installing collected packages") > text.rfind("Successfully installed")
 
     def _make(self, reason: str, descriptor: int) -> None:
         """A fresh virtual environment in the folder, from the Python below the running one."""
@@ -342,38 +283,19 @@ class Environment:
         say(f"Making the environment {self.folder} with {base}: {reason}.")
         self.empty()
         self._write_marker()
-        self.log.write_text("", encoding="utf-8")
-        status = self._follow([base, "-m", "venv", str(self.folder)], self.log, "Making .venv", clean_env(), descriptor)
-        if status != 0 or self.broken() is not None:
+        if self._run([base, "-m", "venv", str(self.folder)], descriptor) or self.broken() is not None:
+            shutil.rmtree(self.python.parent, ignore_errors=True)  # so that the next call begins again
             raise SetupError(
-                f"`{base} -m venv` failed:\n\n{tail(self.log)}\n\n"
-                "On Debian and Ubuntu install the package python3-venv (or python3.12-venv, the version that you use)."
+                f"`{base} -m venv` failed; what it said is above. On Debian and Ubuntu install the package "
+                "python3-venv (or python3.12-venv, the version that you use)."
             )
 
-    def _pip(self, command: list[str], title: str, descriptor: int) -> None:
-        status = self._follow(command, self.log, title, clean_env(), descriptor)
-        if status != 0:
-            raise SetupError(
-                f"pip failed (exit status {status}). The end of {self.log}:\n\n{tail(self.log)}\n\n"
-                f"{advice(self.log.read_text(encoding='utf-8', errors='replace'))}\n"
-                "What was downloaded is kept; the same command continues from here."
-            )
-
-    def _verify(self) -> None:
-        """torch and torchvision import together: wheels from two indexes install well and break here."""
-        say("Checking that torch and torchvision work together.")
-        code = "import torch, torchvision; from torchvision.ops import nms"
-        try:
-            answer = self._probe([str(self.python), "-c", code], timeout=300)
-        except subprocess.TimeoutExpired as error:
-            raise SetupError("`import torch, torchvision` didn't finish in 300 s. Call this again.") from error
-        if answer.returncode:
-            said = "\n".join(answer.stdout.strip().splitlines()[-8:])
-            raise SetupError(f"torch and torchvision don't import together:\n\n{said}\n\n{TORCH_ADVICE}")
+    def _pip(self, command: list[str], descriptor: int) -> None:
+        if status := self._run(command, descriptor):
+            raise SetupError(PIP_ADVICE.format(status=status))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the running Python instead (COURSE_ENV=current)
+# the running Python instead (COURSE_ENV=current) --------------------------------------------------------------------
 
 
 def requirements(root: Path) -> list[str]:
@@ -385,50 +307,33 @@ def requirements(root: Path) -> list[str]:
 
 def unmet(root: Path, command: str, installed: Callable[[str], str] = metadata.version) -> list[str]:
     """What of requirements.txt the running Python lacks for `command`, each as one line for the user."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return ["packaging is missing, so nothing else could be looked at"]
     problems = []
     for line in requirements(root):
-        name, ranges = re.fullmatch(r"([A-Za-z0-9_.-]+)\s*(.*)", line).groups()
-        if command not in ONLY_FOR.get(name, {command}):
+        wanted = Requirement(line)
+        if command not in ONLY_FOR.get(wanted.name, {command}) or (wanted.marker and not wanted.marker.evaluate()):
             continue
         try:
-            version = installed(name)
+            version = installed(wanted.name)
         except metadata.PackageNotFoundError:
-            problems.append(f"{name} is missing ({line})")
+            problems.append(f"{wanted.name} is missing ({line})")
             continue
-        if not satisfies(version, ranges):
-            problems.append(f"{name} {version} is not supported ({line})")
+        if not wanted.specifier.contains(version, prereleases=True):
+            problems.append(f"{wanted.name} {version} is not supported ({line})")
     return problems
 
 
-def satisfies(version: str, ranges: str) -> bool:
-    """Whether the release in `version` is within `ranges` like '>=2.11,<2.16'; what follows the numbers is ignored."""
-
-    def release(text: str) -> tuple[int, ...]:
-        numbers = [int(number) for number in re.match(r"\d+(\.\d+)*", text.strip()).group().split(".")]
-        return tuple(numbers + [0] * (6 - len(numbers)))
-
-    have = release(version)
-    compare = {
-        ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
-        "!=": lambda a, b: a != b, ">": lambda a, b: a > b, "<": lambda a, b: a < b,
-    }  # fmt: skip
-    for part in filter(None, ranges.split(",")):
-        sign, wanted = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*", part).groups()
-        if not compare[sign](have, release(wanted)):
-            return False
-    return True
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# what __main__ calls
+# what __main__ calls ------------------------------------------------------------------------------------------------
 
 
 def prepare(command: str) -> Path:
     """The Python in which `command` is to run, with everything installed. Raises SetupError."""
     choice = os.environ.get("COURSE_ENV", "")
     if choice == "current":
-        problems = unmet(ROOT, command)
-        if problems:
+        if problems := unmet(ROOT, command):
             listed = "\n".join("  " + problem for problem in problems)
             raise SetupError(
                 f"COURSE_ENV=current: this Python ({sys.executable}) can't run `{command}`:\n{listed}\n"
@@ -481,8 +386,7 @@ def describe() -> str:
     return f"{sys.prefix}, Python {sys.version.split()[0]}, {', '.join(versions)}"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# small things
+# small things -------------------------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -503,39 +407,3 @@ def read_json(path: Path) -> dict[str, str]:
 def write_json(path: Path, value: dict[str, str]) -> None:
     """Write a small file of ours, whole or not at all."""
     write_whole(path, json.dumps(value, indent=1) + "\n")
-
-
-def tail(log: Path, lines: int = 25) -> str:
-    """The end of a log."""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-lines:])
-
-
-def clean_env() -> dict[str, str]:
-    """The environment variables for venv and pip, without those that make them look elsewhere."""
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
-    return {**env, "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
-
-
-def advice(output: str) -> str:
-    """What to do about a failed pip, from what it said."""
-    text = output.lower()
-    if "no space left" in text or "not enough space" in text:
-        return "The disk is full: the CUDA build takes 5.8 GB, CPU-only wheels (COURSE_TORCH_INDEX) about 1.5 GB."
-    network = (
-        "name resolution|getaddrinfo|failed to establish|timed out|proxyerror|unreachable|connection (reset|refused)"
-    )
-    if re.search(network, text):
-        return (
-            "The package index can't be reached: check the network. Behind a proxy set HTTPS_PROXY; a mirror is named "
-            "by PIP_INDEX_URL. Only the first set-up needs a network."
-        )
-    if "permission denied" in text:
-        return "A file can't be written: use a copy of the course in a folder of yours."
-    if re.search(r"(no matching distribution found for|conflict.*|depends on) torch", text):
-        return "No such torch for this Python and system.\n" + TORCH_ADVICE
-    if "no matching distribution found" in text or "resolutionimpossible" in text:
-        return (
-            "The index has no build of a pinned version for this Python and system. Try another Python (3.11 to 3.13), "
-            "or install requirements.txt yourself and use COURSE_ENV=current."
-        )
-    return "If it isn't clear what is wrong: `python -m course clean --all`, then the same command again."

@@ -89,7 +89,7 @@ def _positive_int(text: str) -> int:
 
 def _data_mode(text: str) -> str:
     if text != "sample":
-        from shared.data import MODES  # here, because it imports PyTorch, which takes seconds
+        from shared.data.finding import MODES  # here, because it imports PyTorch, which takes seconds
 
         if text not in MODES:
             raise argparse.ArgumentTypeError(f"COURSE_DATA={text!r} is not known; it can be {', '.join(MODES)}.")

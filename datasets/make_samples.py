@@ -5,17 +5,18 @@
 ROOT is a folder with both full sets (default: where `make data` puts them). A sample is the first images of each
 class, as many of each, in the order of the full set. The files are the same for the same version of Pillow's WebP
 encoder; the arrays in them are the same for any, and their SHA-256, printed at the end, is what
-`shared/data_specs.py` holds them to.
+`shared/data/facts.toml` holds them to.
 """
 
 import sys
 
 import numpy as np
 
-from shared.data_formats import digest, read_split, sample_paths, write_sample
-from shared.data_specs import SPECS
-from shared.data_store import data_root
-from shared.data_types import SPLITS, Split
+from shared.data.arrays import SPLITS, Split, digest
+from shared.data.decoding import read_split
+from shared.data.facts import ALL
+from shared.data.fetching import data_root
+from shared.data.samples import sample_paths, write_sample
 
 
 def select(labels: np.ndarray, count: int, classes: int) -> np.ndarray:
@@ -28,14 +29,14 @@ def select(labels: np.ndarray, count: int, classes: int) -> np.ndarray:
 def main() -> None:
     """Write the samples of both sets and print their sizes and checksums."""
     root = data_root(sys.argv[1] if len(sys.argv) > 1 else None)
-    for spec in SPECS.values():
+    for facts in ALL.values():
         for split in SPLITS:
-            full = read_split(spec, root, split)
-            rows = select(full.labels, spec.sample[split].count, len(spec.classes))
+            full = read_split(facts, root, split)
+            rows = select(full.labels, facts.sample[split].count, len(facts.classes))
             sample = Split(full.images[rows], full.labels[rows])
-            write_sample(spec, split, sample)
-            size = sum(path.stat().st_size for path in sample_paths(spec, split))
-            print(f"{spec.name} {split}: {len(rows):,} images, {size:,} bytes")
+            write_sample(facts, split, sample)
+            size = sum(path.stat().st_size for path in sample_paths(facts, split))
+            print(f"{facts.name} {split}: {len(rows):,} images, {size:,} bytes")
             print(f"  images {digest(sample.images)}\n  labels {digest(sample.labels)}", flush=True)
 
 

@@ -18,10 +18,10 @@ from tiny_data import (
 )
 
 from course import data as command
-from shared.data_formats import CIFAR_TAR, read_split, sample_paths
-from shared.data_specs import IDX_GZ
-from shared.data_types import SPLITS
-from shared.downloads import HttpMirror
+from shared.data.arrays import SPLITS
+from shared.data.decoding import read_split
+from shared.data.facts import CIFAR_TAR
+from shared.data.samples import sample_paths
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def sets(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     dead = closed_port_url()
-    fashion, fashion_splits = tiny_fashion(tmp_path, mirrors=(HttpMirror(dead, IDX_GZ, 1_000_000),))
-    cifar, cifar_splits = tiny_cifar(tmp_path, mirrors=(HttpMirror(dead, (CIFAR_TAR,), 1_000_000),))
-    monkeypatch.setattr(command, "SPECS", {spec.key: spec for spec in (fashion, cifar)})
+    fashion, fashion_splits = tiny_fashion(tmp_path, addresses=(dead,))
+    cifar, cifar_splits = tiny_cifar(tmp_path, addresses=(dead,), package="")
+    monkeypatch.setattr(command, "ALL", {spec.key: spec for spec in (fashion, cifar)})
     return {fashion.key: (fashion, fashion_splits), cifar.key: (cifar, cifar_splits)}
 
 
@@ -52,8 +52,8 @@ def test_status_says_what_is_here_and_where_the_rest_would_come_from(tmp_path, s
     assert out.count("20 images, verified") == 5  # four samples, and the full test split
     assert out.count("40 images, verified") == 1
     assert out.count("not here") == 2
-    assert str(sets["cifar10"][0].mirrors[0]) in out
-    assert str(spec.mirrors[0]) + "\n" not in out
+    assert sets["cifar10"][0].addresses[0] in out
+    assert out.count(spec.addresses[0]) == 1  # of the other set
     assert "python -m course data --fetch all (or cifar10)" in out
 
 
@@ -115,7 +115,7 @@ def test_a_mirror_of_an_unknown_kind_is_wrong_usage(tmp_path, sets, capsys):
 
 
 def test_mirrors_in_the_table_are_those_of_the_user_first(tmp_path, sets, monkeypatch, capsys):
-    monkeypatch.setattr(command, "SPECS", {k: replace(s, name=f"[{s.name}]") for k, (s, _) in sets.items()})
+    monkeypatch.setattr(command, "ALL", {k: replace(s, name=f"[{s.name}]") for k, (s, _) in sets.items()})
     assert run(tmp_path, "--mirror", str(tmp_path / "stick")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[next(i for i, line in enumerate(lines) if "would be fetched" in line) + 1].strip() == str(

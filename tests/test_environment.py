@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from course import environment
-from course.environment import Environment, SetupError, locked, satisfies, unmet
+from course.environment import Environment, SetupError, locked, unmet
 
 THIS_VERSION = "{}.{}".format(*sys.version_info[:2])
 
@@ -22,31 +23,27 @@ class Fakes:
     """Stands for venv, pip and the Python in .venv; records the commands."""
 
     def __init__(self, fail_pip=None, torch_fails=None):
-        self.commands, self.environments = [], []
+        self.commands = []
         self.fail_pip, self.torch_fails = fail_pip, torch_fails
-        self.version = THIS_VERSION
+        self.answer = f"{THIS_VERSION} True"
 
-    def follow(self, command, log, title, env, keep_open=None):
+    def run(self, command, keep_open):
         self.commands.append(command)
-        self.environments.append(env)
         if "venv" in command:
             python = Path(command[-1]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
             python.parent.mkdir(parents=True)
             python.write_text("")
             (Path(command[-1]) / "lib").mkdir()
             return 0
-        with open(log, "a") as file:
-            file.write("Installing collected packages: torch\n")
-            if isinstance(self.fail_pip, BaseException):
-                raise self.fail_pip
-            file.write(self.fail_pip or "Successfully installed torch\n")
-        return 1 if self.fail_pip else 0
+        if isinstance(self.fail_pip, BaseException):
+            raise self.fail_pip
+        return self.fail_pip or 0
 
     def probe(self, command, timeout=30):
         if "import torch" in command[-1]:
             said, status = self.torch_fails or "", 1 if self.torch_fails else 0
             return subprocess.CompletedProcess(command, status, said)
-        return subprocess.CompletedProcess(command, 0, self.version + "\n")
+        return subprocess.CompletedProcess(command, 0, self.answer + "\n")
 
     def pip_calls(self):
         return [command for command in self.commands if "pip" in command]
@@ -67,7 +64,7 @@ def root(tmp_path):
 
 
 def ensure(root, fakes, index=None):
-    return Environment(root, index, follow=fakes.follow, probe=fakes.probe).ensure()
+    return Environment(root, index, run=fakes.run, probe=fakes.probe).ensure()
 
 
 def test_installs_once_and_again_only_when_something_changed(root):
@@ -89,13 +86,13 @@ def test_installs_once_and_again_only_when_something_changed(root):
 
 
 def test_a_failed_installation_is_reported_and_repaired(root, capsys):
-    failing = Fakes(fail_pip="ERROR: [Errno 28] No space left on device\n")
-    with pytest.raises(SetupError, match=r"No space left on device(.|\n)*The disk is full"):
+    failing = Fakes(fail_pip=3)
+    with pytest.raises(SetupError, match=r"exit status 3(.|\n)*HTTPS_PROXY(.|\n)*disk is full(.|\n)*Call the same"):
         ensure(root, failing)
     assert not (root / ".venv/course-stamp.json").exists()
     mended = Fakes()
     ensure(root, mended)
-    assert len(mended.venv_calls()) == 1, "pip stopped while it copied files: packages may be half there"
+    assert len(mended.venv_calls()) == 1, "pip may have stopped while it copied files"
     ensure(root, mended)
     assert len(mended.commands) == 2
 
@@ -106,22 +103,6 @@ def test_interrupted_installation_is_repaired(root):
     fakes = Fakes()
     ensure(root, fakes)
     assert fakes.pip_calls()
-
-
-@pytest.mark.parametrize(
-    ("said", "advice"),
-    [
-        ("Temporary failure in name resolution", "network"),
-        ("Read timed out.", "network"),
-        ("ERROR: No matching distribution found for torch==2.15.0", "must come from one index"),
-        ("ERROR: No matching distribution found for numpy==9", "another Python"),
-        ("gibberish", "clean --all"),
-    ],
-)
-def test_advice_fits_what_pip_said(root, said, advice):
-    with pytest.raises(SetupError, match=advice) as caught:
-        ensure(root, Fakes(fail_pip=said + "\n"))
-    assert said in str(caught.value)
 
 
 def test_mismatched_torch_and_torchvision_are_named_with_the_fix(root):
@@ -152,11 +133,14 @@ def test_broken_environments_are_rebuilt(root):
     python.unlink()
     ensure(root, fakes)
     assert len(fakes.venv_calls()) == 2, "its Python was gone"
-    fakes.version = "3.10"
-    with pytest.raises(SetupError):
-        ensure(root, fakes)  # the rebuilt one is 3.10 again here
-    fakes.version = THIS_VERSION
-    ensure(root, fakes)
+    for answer in ("3.10 True", f"{THIS_VERSION} False", "a traceback", ""):
+        fakes.answer = answer
+        with pytest.raises(SetupError, match="python3-venv"):
+            ensure(root, fakes)  # the rebuilt one is the same again here
+        with pytest.raises(SetupError, match="python3-venv"):
+            ensure(root, fakes)  # and is begun again, not taken for what it isn't
+        fakes.answer = f"{THIS_VERSION} True"
+        ensure(root, fakes)
     (root / ".venv/course-stamp.json").write_text("{broken")
     calls = len(fakes.pip_calls())
     ensure(root, fakes)
@@ -168,14 +152,14 @@ def test_a_moved_repository_is_noticed(root, tmp_path_factory):
     ensure(root, fakes)
     there = tmp_path_factory.mktemp("moved") / "clone"
     root.rename(there)
-    assert "moved" in Environment(there, follow=fakes.follow, probe=fakes.probe).broken()
+    assert "moved" in Environment(there, run=fakes.run, probe=fakes.probe).broken()
     ensure(there, fakes)
     assert len(fakes.venv_calls()) == 2
 
 
 def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
     fakes = Fakes()
-    fakes.follow([sys.executable, "-m", "venv", str(root / ".venv")], None, "", {})
+    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")], 0)
     python = ensure(root, fakes)
     assert len(fakes.pip_calls()) == 1
     assert "not made by this tool" in capsys.readouterr().err
@@ -190,7 +174,7 @@ def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
 def test_an_environment_of_the_users_is_not_emptied_for_another_index(root, capsys):
     """Also when a first set-up has installed into it, so that it holds our stamp."""
     fakes = Fakes()
-    fakes.follow([sys.executable, "-m", "venv", str(root / ".venv")], None, "", {})
+    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")], 0)
     (root / ".venv/lib/mine.py").write_text("mine")
     ensure(root, fakes, index="http://localhost/cpu")
     assert "http://localhost/cpu" in fakes.pip_calls()[0]
@@ -203,17 +187,40 @@ def test_an_environment_of_the_users_is_not_emptied_for_another_index(root, caps
     assert len(fakes.commands) == before, "what it was made with is as good as before"
 
 
-def test_pip_and_venv_are_not_led_elsewhere(root, monkeypatch):
+def test_pip_and_venv_are_not_led_elsewhere(monkeypatch, capfd):
     for name in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET"):
         monkeypatch.setenv(name, "/elsewhere")
     monkeypatch.setenv("PIP_USER", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://localhost:1")
-    fakes = Fakes()
-    ensure(root, fakes)
-    assert len(fakes.environments) == 2
-    for env in fakes.environments:
-        assert not {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET"} & set(env)
-        assert (env["PIP_USER"], env["HTTPS_PROXY"]) == ("0", "http://localhost:1")
+    names = ["PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "HTTPS_PROXY"]
+    code = f"import os, sys; print([os.environ.get(name) for name in {names}]); sys.exit(3)"
+    with open(os.devnull) as lock:
+        assert environment.run([sys.executable, "-c", code], lock.fileno()) == 3
+    shown = capfd.readouterr()
+    assert shown.err == "[None, None, None, '0', 'http://localhost:1']\n"
+    assert shown.out == "", "that belongs to the command"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_an_interrupted_program_may_clean_up(tmp_path):
+    (tmp_path / "work.py").write_text(
+        "import pathlib, time\ntry:\n    pathlib.Path('began').touch()\n    time.sleep(60)\n"
+        "finally:\n    time.sleep(1)\n    pathlib.Path('cleaned').touch()\n"
+    )
+    code = f"""
+        import os, sys
+        from course import environment
+        environment.ROOT = {str(tmp_path)!r}
+        environment.run([sys.executable, "work.py"], os.open(os.devnull, os.O_RDONLY))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(command, cwd=environment.ROOT, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    process.communicate(timeout=30)
+    assert (tmp_path / "cleaned").exists()
 
 
 def test_clean_all_removes_only_what_it_made(root):
@@ -226,26 +233,25 @@ def test_clean_all_removes_only_what_it_made(root):
 
 def test_two_at_once_install_once(root):
     fakes = Fakes()
-    slow_follow = fakes.follow
 
-    def follow(*args):
+    def slow(*args):
         time.sleep(0.3)
-        return slow_follow(*args)
+        return fakes.run(*args)
 
-    environments = [Environment(root, None, follow=follow, probe=fakes.probe) for _ in range(3)]
+    environments = [Environment(root, None, run=slow, probe=fakes.probe) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
         pythons = [future.result(30) for future in [pool.submit(e.ensure) for e in environments]]
     assert len(set(pythons)) == 1
     assert len(fakes.venv_calls()) == len(fakes.pip_calls()) == 1
 
 
-def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path):
+def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path, capsys):
     path = tmp_path / "lock"
     code = """
         import sys, time
         from pathlib import Path
         from course.environment import locked
-        with locked(Path(sys.argv[1]), 5, print):
+        with locked(Path(sys.argv[1]), 5):
             print("held", flush=True)
             time.sleep(60)
     """
@@ -254,48 +260,39 @@ def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path):
     )
     try:
         assert holder.stdout.readline().strip() == b"held"
-        told = []
-        with pytest.raises(SetupError, match="Another process"), locked(path, 0.3, told.append):
+        with pytest.raises(SetupError, match="Another process"), locked(path, 0.3):
             pass
-        assert len(told) == 1
+        assert capsys.readouterr().err.count("\n") == 1
     finally:
         holder.kill()
         holder.wait(timeout=30)
         holder.stdout.close()
-    with locked(path, 10, told.append):
+    with locked(path, 10):
         pass
 
 
 def test_a_real_venv_is_made_and_recognised(root):
-    """The real `venv` and `follow`, without pip: what Python makes is what `broken` expects."""
+    """The real `venv` and `run`: what Python makes is what `broken` expects, and it says so where pip is missing."""
 
-    def follow(command, log, title, env, keep_open=None):
-        if "venv" in command:
-            return environment.follow([*command, "--without-pip"], log, title, env, keep_open)
-        return 0
+    def run(command, keep_open):
+        return environment.run([*command, "--without-pip"], keep_open) if "venv" in command else 0
 
     def probe(command, timeout=30):
-        if "import torch" in command[-1]:
-            return subprocess.CompletedProcess(command, 0, "")
         return environment.probe(command, timeout)
 
-    made = Environment(root, None, follow=follow, probe=probe)
-    python = made.ensure()
-    assert made.broken() is None
-    assert made.up_to_date()
-    answer = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
+    made = Environment(root, None, run=run, probe=probe)
+    with pytest.raises(SetupError, match="python3-venv"):
+        made.ensure()
+    assert not made.python.exists()
+    run([sys.executable, "-m", "venv", str(made.folder)], 0)
+    assert made.broken() == "it has no pip"
+    answer = subprocess.run(
+        [made.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True, timeout=60
+    )
     assert Path(answer.stdout.strip()).resolve() == (root / ".venv").resolve()
     marker = json.loads(made.marker.read_text())
     made.marker.write_text(json.dumps({**marker, "python": "3.1"}))
     assert "made for Python 3.1" in made.broken()
-
-
-def test_follow_logs_and_passes_the_status_on(tmp_path, capsys):
-    code = "import sys; print('Downloading torch.whl (530.6 MB)'); print('oh', file=sys.stderr); sys.exit(3)"
-    log = tmp_path / "log"
-    assert environment.follow([sys.executable, "-c", code], log, "Installing", dict(os.environ)) == 3
-    assert "oh" in log.read_text()
-    assert "Downloading torch.whl" in capsys.readouterr().err
 
 
 def test_an_unwritable_repository_is_explained(root):
@@ -318,22 +315,6 @@ def test_current_python_lacking_something(root):
     ]
     versions |= {"torch": "2.15.0a0+git123", "rich": "15.0"}
     assert unmet(root, "run", installed) == []
-
-
-@pytest.mark.parametrize(
-    ("version", "ranges", "expected"),
-    [
-        ("2.11", ">=2.11,<2.16", True),
-        ("2.11.0+cpu", ">=2.11,<2.16", True),
-        ("2.16.0", ">=2.11,<2.16", False),
-        ("2.9", ">=2.11", False),
-        ("1.0", "", True),
-        ("1.0.0", "==1.0", True),
-        ("13.7.1", ">=13.7", True),
-    ],
-)
-def test_version_ranges(version, ranges, expected):
-    assert satisfies(version, ranges) is expected
 
 
 def test_unknown_course_env_is_refused(monkeypatch):

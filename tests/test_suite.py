@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from packaging.specifiers import SpecifierSet
 
 from course import environment, fingerprint
 from course import test as course_test
@@ -332,7 +333,7 @@ def test_the_scheduled_job_tries_the_newest_torch(copies):
     assert {re.match(r"[a-z]+", line)[0] for line in changed} == {"torch", "torchvision"}
     for line in changed:
         name, lowest = line.split(">=")
-        assert environment.satisfies("99.0", line.removeprefix(name))
+        assert SpecifierSet(line.removeprefix(name)).contains("99.0")
         assert any(old.startswith(f"{name}>={lowest},") for old in before), "the lower bound stays"
     assert len(after) == len(before)
 

@@ -18,16 +18,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shared.data_formats import CIFAR_BATCHES, CIFAR_META, PACKAGE_LABELS, digest, write_sample
-from shared.data_specs import CIFAR10, FASHION_MNIST
-from shared.data_types import SPLITS, DataSpec, Split, SplitSpec
-from shared.downloads import Patience
+from shared.data.arrays import SPLITS, Split, digest
+from shared.data.decoding import BATCHES, PACKAGE_LABELS
+from shared.data.facts import CIFAR10, FASHION_MNIST, Facts, SplitFacts
+from shared.data.samples import write_sample
 
 COUNTS = {"train": 40, "test": 20}
-HASTE = Patience(stall=0.6, rate=20_000, window=0.4, total=5)
+CIFAR_META = "batches.meta"
+CIFAR_FOLDER = "cifar-10-batches-py"
+IDX_GZ = tuple(FASHION_MNIST.downloads[0])
 
 
-def make_splits(spec: DataSpec, seed: int = 0) -> dict[str, Split]:
+def make_splits(spec: Facts, seed: int = 0) -> dict[str, Split]:
     """Random images with every class as often, in mixed order."""
     rng = np.random.default_rng(seed)
     splits = {}
@@ -37,21 +39,22 @@ def make_splits(spec: DataSpec, seed: int = 0) -> dict[str, Split]:
     return splits
 
 
-def make_spec(original: DataSpec, folder: Path, **changes) -> tuple[DataSpec, dict[str, Split]]:
+def make_spec(original: Facts, folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
     """A tiny set in the image of `original`, its bundled sample written to `folder`/sample; no mirrors."""
     splits = make_splits(original)
     samples = {split: Split(s.images[:20], s.labels[:20]) for split, s in splits.items()}
 
-    def described(arrays: dict[str, Split]) -> dict[str, SplitSpec]:
-        return {k: SplitSpec(len(s.labels), digest(s.images), digest(s.labels)) for k, s in arrays.items()}
+    def described(arrays: dict[str, Split]) -> dict[str, SplitFacts]:
+        return {k: SplitFacts(len(s.labels), digest(s.images), digest(s.labels)) for k, s in arrays.items()}
 
     spec = replace(
         original,
         full=described(splits),
         sample=described(samples),
         sample_folder=folder / "sample",
-        mirrors=(),
-        archive_sha256="",
+        addresses=(),
+        downloads=tuple(dict.fromkeys(files, "") for files in original.downloads),
+        size=1_000_000,
         batch_md5={},
     )
     for split in SPLITS:
@@ -59,11 +62,11 @@ def make_spec(original: DataSpec, folder: Path, **changes) -> tuple[DataSpec, di
     return replace(spec, **changes), splits
 
 
-def tiny_fashion(folder: Path, **changes) -> tuple[DataSpec, dict[str, Split]]:
+def tiny_fashion(folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
     return make_spec(FASHION_MNIST, folder, **changes)
 
 
-def tiny_cifar(folder: Path, **changes) -> tuple[DataSpec, dict[str, Split]]:
+def tiny_cifar(folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
     return make_spec(CIFAR10, folder, **changes)
 
 
@@ -102,7 +105,7 @@ def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
 def batch_files(splits: dict[str, Split]) -> dict[str, bytes]:
     """The six pickled batches and the list of classes, as in the authors' archive."""
     files = {}
-    for split, names in CIFAR_BATCHES.items():
+    for split, names in BATCHES.items():
         parts = (np.array_split(array, len(names)) for array in splits[split])
         for name, images, labels in zip(names, *parts, strict=True):
             files[name] = python2_pickle(images, labels)
@@ -122,13 +125,13 @@ def tar_gz(files: dict[str, bytes], folder: str) -> bytes:
 
 
 def cifar_tar(splits: dict[str, Split]) -> bytes:
-    return tar_gz(batch_files(splits), "cifar-10-batches-py")
+    return tar_gz(batch_files(splits), CIFAR_FOLDER)
 
 
 def package_files(splits: dict[str, Split]) -> dict[str, bytes]:
     """What the npm package holds: PNG pictures with one image a row, labels as JSON."""
     files = {}
-    for split, names in CIFAR_BATCHES.items():
+    for split, names in BATCHES.items():
         for name, images in zip(names, np.array_split(splits[split].images, len(names)), strict=True):
             buffer = io.BytesIO()
             Image.fromarray(images.reshape(len(images), -1, 3)).save(buffer, "PNG")
@@ -143,6 +146,17 @@ def cifar_package(splits: dict[str, Split]) -> bytes:
 
 def md5s(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.md5(data).hexdigest() for name, data in files.items()}
+
+
+def npy_files(splits: dict[str, Split]) -> dict[str, bytes]:
+    """The four files in which the course keeps a full set."""
+    files = {}
+    for split, arrays in splits.items():
+        for kind, array in arrays._asdict().items():
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            files[f"{split}_{kind}.npy"] = buffer.getvalue()
+    return files
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:

@@ -1,19 +1,14 @@
-"""FashionMNIST and CIFAR-10 as tensors: the full sets, or the samples that come with the course.
-
-    train = load_fashion_mnist("train", images=10_000)
-    image, label = train[0]           # float32 (1, 28, 28), normalised; int
-    x, y = train.tensors(device)      # all of them at once
+"""What the notebooks get: a data set in memory, as items or as tensors.
 
 `images` says how many a topic uses. As many as the sample has are always taken from it, so that they are the same for
 everybody and nothing is fetched. For more, or without a number, COURSE_DATA decides: `sample` (no network, nothing
 written), `full` (downloaded if need be, an error if that is impossible) or `auto` (the default: the full set if it is
-on disk; else, where a person is waiting, a short attempt to download it, announced with its size and how to decline;
-else the sample). No program is started for it; only `make data` does that.
+on disk; else, where a person is waiting, an attempt to download it, announced with its size and how to decline; else
+the sample). No program is started for it; only `make data` does that.
 """
 
 import operator
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from shared.data_formats import read_sample, read_split
-from shared.data_specs import CIFAR10, FASHION_MNIST
-from shared.data_store import PATIENT_ROUNDS, data_root, fetch, recent_failure, remember_failure
-from shared.data_types import SPLITS, DamagedFile, DataError, DataSpec, Split
-from shared.downloads import QUICK, terminal
-from shared.text import wrapped
-
-MODES = ("sample", "full", "auto")
+from shared.data.arrays import SPLITS
+from shared.data.facts import CIFAR10, FASHION_MNIST, Facts
+from shared.data.finding import find
 
 
 class ImageData(Dataset):
@@ -176,147 +166,30 @@ def load_cifar10(
 
 
 def load(
-    spec: DataSpec,
+    facts: Facts,
     split: str,
     *,
     images: int | None = None,
     root: str | os.PathLike | None = None,
     transform: Callable[[torch.Tensor], Any] | None = None,
 ) -> ImageData:
-    """Load one split of the data set that `spec` describes; see `load_fashion_mnist`."""
+    """Load one split of the data set that `facts` describe; see `load_fashion_mnist`."""
     if split not in SPLITS:
         raise ValueError(f'split must be "train" or "test", not {split!r}')
-    count = spec.full[split].count
+    count = facts.full[split].count
     if images is not None and not 1 <= operator.index(images) <= count:
-        raise ValueError(f"images must be 1 to {count:,}, which {spec.name} {split} has, not {images:,}")
-    mode = data_mode()
-    arrays, reason = None, "COURSE_DATA=sample"
-    if images is not None and images <= spec.sample[split].count:
-        reason = ""
-    elif mode == "full":
-        arrays = _full(spec, split, root)
-    elif mode == "auto":
-        arrays, reason = _full_if_quick(spec, split, root)
-    source = "sample" if arrays is None else "full"
-    if arrays is None:
-        arrays = _sample(spec, split)
-        _announce_sample(spec, split, images, reason)
+        raise ValueError(f"images must be 1 to {count:,}, which {facts.name} {split} has, not {images:,}")
+    arrays, source = find(facts, split, images, root)
     pixels, labels = arrays.images[:images], arrays.labels[:images]
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return ImageData(
-        name=spec.name,
+        name=facts.name,
         split=split,
         source=source,
         images=torch.from_numpy(np.array(pixels, order="C")),
         labels=torch.from_numpy(labels.astype(np.int64)),
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
+        classes=facts.classes,
+        mean=facts.mean,
+        std=facts.std,
         transform=transform,
     )
-
-
-def data_mode() -> str:
-    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
-    given = os.environ.get("COURSE_DATA", "")
-    mode = given.strip().lower() or "auto"
-    if mode not in MODES:
-        raise ValueError(f"COURSE_DATA={given!r} is not known: use sample, full or auto")
-    return mode
-
-
-def interactive() -> bool:
-    """Whether a person waits for the result: in IPython or Jupyter, and not in continuous integration."""
-    if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
-        return False
-    return _shell() is not None
-
-
-def _shell() -> Any:
-    """The running IPython shell, or None. IPython is not imported for it."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
-def _say(line: str) -> None:
-    print(wrapped(line, indent="  "), flush=True)
-
-
-def _full(spec: DataSpec, split: str, root: str | os.PathLike | None) -> Split:
-    """The full set, whatever it takes. Raises DataError."""
-    folder = data_root(root)
-    try:
-        return read_split(spec, folder, split)
-    except (FileNotFoundError, DamagedFile) as error:
-        if isinstance(error, DamagedFile):
-            _say(f"{error}; fetching the set again")
-    _fetch(spec, folder, quick=False)
-    return read_split(spec, folder, split)
-
-
-def _full_if_quick(spec: DataSpec, split: str, root: str | os.PathLike | None) -> tuple[Split | None, str]:
-    """The full set if it is there or comes quickly; else None and the reason in a few words."""
-    folder = data_root(root)
-    try:
-        return read_split(spec, folder, split), ""
-    except FileNotFoundError:
-        reason = "the full set is not on disk"
-    except DamagedFile as error:
-        reason = str(error)
-    if not interactive():
-        return None, reason
-    if failure := recent_failure(spec, folder):
-        return None, f"fetching the full set failed: {failure}"
-    try:
-        _fetch(spec, folder, quick=True)
-        return read_split(spec, folder, split), ""
-    except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
-        remember_failure(spec, folder, "interrupted")
-        return None, "fetching the full set was interrupted"
-    except (DataError, OSError) as error:
-        return None, f"fetching the full set failed: {getattr(error, 'summary', error)}"
-
-
-def _fetch(spec: DataSpec, folder: os.PathLike, *, quick: bool) -> None:
-    result = fetch(
-        spec,
-        folder,
-        rounds=(QUICK,) if quick else PATIENT_ROUNDS,
-        show_progress=interactive() or terminal(),
-        heed_failure=quick,
-        programs=False,
-        decline="To decline, interrupt the kernel or set COURSE_DATA=sample." if quick else "",
-        say=_say,
-    )
-    if result.mirror is not None:
-        _say(f"{spec.name}: full set fetched into {folder} and verified (from {result.mirror})")
-    for path in result.set_aside:
-        _say(f"{spec.name}: a damaged file was kept as {path}")
-
-
-def _sample(spec: DataSpec, split: str) -> Split:
-    try:
-        return read_sample(spec, split)
-    except DamagedFile as error:
-        raise DataError(
-            f"{error}. It belongs to the course; restore it with: "
-            f"git -C {error.path.parent} checkout -- {error.path.name}"
-        ) from error
-
-
-_announced: set[tuple[str, object]] = set()
-
-
-def _announce_sample(spec: DataSpec, split: str, images: int | None, reason: str) -> None:
-    """Say what is used instead of the full set, and why; or, without a reason, that nothing more is needed."""
-    if not reason:
-        _say(f"{spec.name}: {images:,} {split} images of the bundled sample, all that is used here")
-        return
-    # one line a data set and cell, so that train and test loaded together don't say it twice
-    key = (spec.key, getattr(_shell(), "execution_count", None))
-    if key in _announced:
-        return
-    _announced.add(key)
-    train, test = (spec.sample[split].count for split in SPLITS)
-    reason = " ".join(reason.split())
-    _say(f"{spec.name}: sample, {train:,} train and {test:,} test images ({reason}); all: `make data`")

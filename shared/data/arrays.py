@@ -1,0 +1,61 @@
+"""The canonical arrays of a data set, known by their checksums, and what can be wrong with a file of them."""
+
+import hashlib
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+SPLITS = ("train", "test")
+
+
+class DataError(RuntimeError):
+    """Base of what can go wrong with the course's data."""
+
+
+class DamagedFile(DataError):
+    """A file that does not hold what it should: truncated, changed, or something else altogether."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is damaged: {reason}")
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple:  # exceptions travel between processes
+        return type(self), (self.path, self.reason)
+
+
+class Split(NamedTuple):
+    """One split: images uint8 (N, H, W) or (N, H, W, 3), labels uint8 (N,)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def digest(array: np.ndarray) -> str:
+    """SHA-256 of an array's bytes in C order, as hex."""
+    return hashlib.sha256(memoryview(np.ascontiguousarray(array)).cast("B")).hexdigest()
+
+
+def check(array: np.ndarray, shape: tuple[int, ...], expected: str, path: Path) -> np.ndarray:
+    """Return `array` if it is uint8, has `shape` and the `expected` SHA-256. Raises DamagedFile naming `path`."""
+    if array.dtype != np.uint8 or array.shape != shape:
+        raise DamagedFile(path, f"holds {array.dtype} {array.shape}, expected uint8 {shape}")
+    if (found := digest(array)) != expected:
+        raise DamagedFile(path, f"SHA-256 of its contents is {found[:12]}…, expected {expected[:12]}…")
+    return array
+
+
+def npy_array(data: bytes, path: Path) -> np.ndarray:
+    """The array in the bytes of an .npy file. Raises DamagedFile naming `path`."""
+    try:
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError, MemoryError) as error:
+        raise DamagedFile(path, reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """One line for an exception."""
+    text = (getattr(error, "strerror", None) or str(error)).splitlines()
+    return text[0][:160] if text else type(error).__name__

@@ -1,0 +1,94 @@
+"""Which images are used: the sample, or the full set from the disk or the network; and saying so in one line."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from shared.data.arrays import SPLITS, DamagedFile, DataError, Split
+from shared.data.decoding import read_split
+from shared.data.facts import Facts
+from shared.data.fetching import data_root, fetch, recent_failure, remember_failure
+from shared.data.samples import read_sample
+from shared.text import wrapped
+
+MODES = ("sample", "full", "auto")
+QUICK = 180  # seconds that a notebook's data cell waits at most
+HOW_TO_DECLINE = f"It may take {QUICK // 60} minutes; to decline, interrupt the kernel or set COURSE_DATA=sample."
+_told: set[tuple[str, object]] = set()
+
+
+def data_mode() -> str:
+    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
+    given = os.environ.get("COURSE_DATA", "")
+    mode = given.strip().lower() or "auto"
+    if mode not in MODES:
+        raise ValueError(f"COURSE_DATA={given!r} is not known: use sample, full or auto")
+    return mode
+
+
+def interactive() -> bool:
+    """Whether a person waits for the result: in IPython or Jupyter, and not in continuous integration."""
+    return os.environ.get("CI", "").strip().lower() in ("", "0", "false") and _shell() is not None
+
+
+def _shell() -> Any:
+    """The running IPython shell, or None. IPython is not imported for it."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike | None) -> tuple[Split, str]:
+    """The arrays of a split and their source, "full" or "sample". See `shared.data.images.load`."""
+    mode, folder = data_mode(), data_root(root)
+    if images is not None and images <= facts.sample[split].count:
+        _say(f"{facts.name}: {images:,} {split} images of the bundled sample, all that is used here")
+        return read_sample(facts, split), "sample"
+    why = "COURSE_DATA=sample"
+    if mode != "sample":
+        try:
+            return read_split(facts, folder, split), "full"
+        except FileNotFoundError:
+            why = "the full set is not on disk"
+        except DamagedFile as error:
+            why = str(error)
+    if mode == "full":
+        if "damaged" in why:
+            _say(f"{why}; fetching the set again")
+        _fetch(facts, folder)
+        return read_split(facts, folder, split), "full"
+    if mode == "auto" and interactive():
+        if failure := recent_failure(facts, folder):
+            why = f"fetching the full set failed: {failure}"
+        else:
+            try:
+                _fetch(facts, folder, seconds=QUICK, advice=HOW_TO_DECLINE)
+                return read_split(facts, folder, split), "full"
+            except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
+                remember_failure(facts, folder, "interrupted")
+                why = "fetching the full set was interrupted"
+            except DataError as error:
+                why = f"fetching the full set failed: {_in_short(error)}"
+    # one line a data set and cell, so that train and test loaded together don't say it twice
+    key = (facts.key, getattr(_shell(), "execution_count", None))
+    if key not in _told:
+        _told.add(key)
+        train, test = (facts.sample[split].count for split in SPLITS)
+        why = " ".join(why.split())
+        _say(f"{facts.name}: sample, {train:,} train and {test:,} test images ({why}); all: `make data`")
+    return read_sample(facts, split), "sample"
+
+
+def _in_short(error: DataError) -> str:
+    """The first reason in the list of failures, or the whole message."""
+    reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
+    return (reasons or [str(error)])[0]
+
+
+def _fetch(facts: Facts, folder: Path, **options: Any) -> None:
+    if source := fetch(facts, folder, say=_say, **options):
+        _say(f"{facts.name}: full set fetched into {folder} and verified (from {source})")
+
+
+def _say(line: str) -> None:
+    print(wrapped(line, indent="  "), flush=True)
