@@ -418,6 +418,10 @@ def summarize_and_leave(model, *args, **kwargs):
 
 
 WRONG_SUMMARY = {
+    "modes by train, parents first": (
+        variant("summary", ("            module.training = mode\n", "            module.train(mode)\n")),
+        "mode it was in",
+    ),
     "a copy runs": (
         lambda model, *a, **k: ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
         "runs the model once[\\s\\S]*copy",
