@@ -329,7 +329,11 @@ PROMISES_REGISTRATION = [
         "a buffer moves to the end",
     ),
 ]
-CONTEXT_REGISTRATION = ["`MiniModule` goes wrong when a name is used again", "a parameter assigned over a buffer"]
+CONTEXT_REGISTRATION = [
+    "`register_buffer` stays as it is.",
+    "`MiniModule` goes wrong when a name is used again",
+    "a parameter assigned over a buffer",
+]
 
 # ---------------------------------------------------------------- summary
 
@@ -1439,6 +1443,10 @@ WRONG_SURGERY = {
     "writes into the net of target": (_writes_into_target, "stay as they are"),
     "empties target": (_empties_target, "stay as they are"),
     "drops blocks": (_drops_blocks, "unplanned key[\\s\\S]*block more"),
+    "a dot for any character": (
+        variant("surgery", ("re.escape(old)", "old")),
+        "unplanned key[\\s\\S]*self_attn_out_proj",
+    ),
     "drops scalars": (_drops_scalars, "unplanned key[\\s\\S]*ema_updates"),
     "drops all steps": (
         variant("surgery", ('Rule("steps", None)', 'Rule(".*steps", None)')),
