@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import time
 from collections import OrderedDict
 
@@ -1263,7 +1264,7 @@ def convert_by_two_passes(state, target, classes):
         ("norm1", "ln1"),
         ("norm2", "ln2"),
     ):
-        rules.append(rule(rf"(blocks\.\d+)\.{old}\.(\w+)", rf"\1.{new}.\2"))
+        rules.append(rule(rf"(blocks\.\d+)\.{re.escape(old)}\.(\w+)", rf"\1.{new}.\2"))
     result, report = GIVEN["remap_state_dict"](state, rules, target)
     if report.left:
         raise ValueError(f"not planned: {', '.join(report.left)}")

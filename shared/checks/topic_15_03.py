@@ -1045,7 +1045,11 @@ def convert(trial: Trial, answer: Any) -> None:
         )  # of an expression
         trial.that(case, right, expected=f"ValueError naming {names[0]!r}", got=repr(error)[:200])
 
-    with trial.group("an unplanned key raises ValueError with its name", hint="which list of the report?", see=3):
+    with trial.group(
+        "an unplanned key raises ValueError with its name",
+        hint="which list of the report; what does a dot match?",
+        see=3,
+    ):
         strangers = ["_orig_mod.extra.bias", "_orig_mod.blocks.0.gate", "ema", "_orig_mod.head_bias"]
         for key in (*strangers, "_orig_mod.blocks.0.steps", "_orig_mod.ema_updates", "head.bias", "norm.weight"):
             _, state = _checkpoint(channels=3, classes=4, grid=2)
