@@ -12,34 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-module mini-module-list exit-net exit-route residual tied-net flops-of groups-wrong assert-partition
-    weight-norm lazy-scale actnorm split-vit two-vits rule remap split-to-fused moves
+    mini-module mini-module-list exit-net exit-route residual gate-loss tied-net flops-of groups-wrong assert-partition
+    replace-modules weight-norm lazy-scale norm-linear split-vit two-vits rule remap split-to-fused moves
 """
 
 
 @pytest.fixture(scope="module")
 def lesson():
-    # list-bug defines what mini-module-list shows; replace-modules shows itself on a trained net, so it is cut
+    # list-bug defines what mini-module-list shows
     cells = ["mini-net", "list-bug", *CELLS.split()]
     names = definitions("15-03", "device", "helpers", *cells)
     names.update(answers("15-03", given=names))
-    names["replace_modules"] = _function("replace-modules", "replace_modules", names)
     return SimpleNamespace(**names)
-
-
-def _function(cell, name, names):
-    """One function of a cell whose other lines need what the notebook has trained."""
-    import ast
-    import json
-
-    from check_protocol import MODULE
-
-    (path,) = MODULE.glob("15-03_*.ipynb")
-    cells = {c["id"]: "".join(c["source"]) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]}
-    (node,) = [n for n in ast.parse(cells[cell]).body if isinstance(n, ast.FunctionDef) and n.name == name]
-    namespace = dict(names)
-    exec(compile(ast.Module([node], []), cell, "exec"), namespace)
-    return namespace[name]
 
 
 class TestMiniModule:
@@ -133,6 +117,18 @@ class TestResidual:
         assert set(added.flatten().tolist()) == {0.0, 2.0}
         assert bool((added.flatten(1).amax(1) == added.flatten(1).amin(1)).all())
 
+    def test_a_block_that_never_survives_is_refused(self, lesson):
+        for survive in (0.0, -0.5, 1.5):
+            with pytest.raises(ValueError, match="above 0"):
+                lesson.Residual(nn.Identity(), survive=survive)
+
+    def test_a_gated_net_is_copied_after_its_loss_and_runs_under_autocast(self, lesson):
+        net = nn.Sequential(lesson.Gated(nn.Linear(4, 4), 4), nn.Linear(4, 3))
+        lesson.gate_loss(net, torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)).backward()
+        copied = copy.deepcopy(net).eval()
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert copied(torch.randn(5, 4)).shape == (5, 3)
+
     def test_a_shut_gate_runs_nothing_and_an_open_one_everything(self, lesson):
         block = nn.Linear(4, 4)
         net = lesson.Gated(block, 4).eval()
@@ -179,6 +175,8 @@ class TestPartition:
             lesson.assert_partition(net, [{"params": first}, {"params": [net[1].bias]}])
         with pytest.raises(ValueError, match=r"0\.bias in 2 groups"):
             lesson.assert_partition(net, [{"params": first}, {"params": [net[0].bias]}])
+        with pytest.raises(TypeError, match="must be a list"):
+            lesson.assert_partition(net, [{"params": net.parameters()}])
         with pytest.raises(ValueError, match="not the model's"):
             lesson.assert_partition(net, [{"params": [*first, nn.Parameter(torch.ones(1))]}])
 
@@ -197,6 +195,25 @@ class TestReplacing:
         assert not root["a"][1].training
         assert root.c.training
         assert not any(isinstance(m, nn.BatchNorm2d) for m in root.modules())
+
+    def test_only_the_outermost_is_replaced(self, lesson):
+        root = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())), nn.ReLU())
+        assert lesson.replace_modules(root, nn.Sequential, lambda old: nn.Identity()) == ["0"]
+        assert list(dict(root.named_modules())) == ["", "0", "1"]
+
+    def test_a_norm_without_parameters_and_a_frozen_one(self, lesson):
+        root = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4).requires_grad_(False)).double()
+        lesson.replace_modules(root, nn.BatchNorm1d, lambda old: nn.GroupNorm(2, old.num_features))
+        assert root(torch.zeros(3, 4, dtype=torch.float64)).dtype == torch.float64
+        assert [p.requires_grad for p in root.parameters()] == [True, True, False, False]
+
+    def test_a_linear_layer_by_a_lazy_one(self, lesson):
+        root = nn.Sequential(nn.Linear(3, 4).double(), nn.ReLU())
+        weight = root[0].weight.detach().clone()
+        assert lesson.replace_modules(root, nn.Linear, lesson.LazyNormLinear.of) == ["0"]
+        root(torch.randn(5, 3, dtype=torch.float64))
+        assert type(root[0]) is lesson.NormLinear
+        assert torch.equal(root[0].direction, weight)
 
     def test_the_root_stays(self, lesson):
         root = nn.Sequential(nn.ReLU())

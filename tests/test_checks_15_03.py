@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import time
 from collections import OrderedDict
 
@@ -16,7 +17,7 @@ from course.answers import answers, definitions
 from course.exercises import student_source
 from shared.checks import topic_15_03 as check
 
-CELLS = "mini-module flops-of groups-wrong assert-partition actnorm rule remap split-to-fused moves"
+CELLS = "mini-module flops-of groups-wrong assert-partition norm-linear rule remap split-to-fused moves"
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
@@ -26,7 +27,7 @@ NAMES = {
     "registration": "CarefulModule",
     "summary": "summarize",
     "groups": "param_groups",
-    "lazy": "LazyActNorm",
+    "lazy": "LazyNormLinear",
     "surgery": "convert",
 }
 
@@ -145,7 +146,10 @@ class RaisesLate(ByTable):
 
 _POP = "        for i, place in enumerate(places):\n            if i != home:\n"
 _PLACES = "        for i, place in enumerate(places):\n"
-_DEL = "(self._parameters, self._modules, self._buffers, self.__dict__)"
+_DEL = "        object.__delattr__(self, name)\n"
+_SET = "            object.__setattr__(self, name, value)  # a property keeps its setter\n"
+_MODULE = "elif isinstance(value, MiniModule) and home != 0:"
+_REFUSE = "elif value is not None and not isinstance(value, kinds[home]):"
 WRONG_REGISTRATION = {
     "not derived": (NotDerived, "derived from MiniModule"),
     "no __setattr__ of its own": (
@@ -183,8 +187,8 @@ WRONG_REGISTRATION = {
         variant(
             "registration",
             (
-                "        places[home][name] = value\n",
-                "        places[home][name] = value\n"
+                "            places[home][name] = value\n",
+                "            places[home][name] = value\n"
                 "        if value is None and home < 3:\n            del places[home][name]\n",
             ),
         ),
@@ -214,26 +218,88 @@ WRONG_REGISTRATION = {
                 "        elif value is not None",
             ),
         ),
-        "ordinary attribute",
+        "set as by MiniModule",
     ),
     "del of tables only": (
-        variant("registration", (_DEL, "(self._parameters, self._modules, self._buffers)")),
+        variant("registration", (_DEL, "        raise AttributeError(name)\n")),
         "del removes",
     ),
     "del of nothing is quiet": (
+        variant("registration", (_DEL, "        if name in self.__dict__:\n            del self.__dict__[name]\n")),
+        "del removes",
+    ),
+    "del raises KeyError": (variant("registration", (_DEL, "        del self.__dict__[name]\n")), "del removes"),
+    "del sets None": (variant("registration", ("del table[name]", "table[name] = None")), "del removes"),
+    "del passes a deleter by": (
         variant(
-            "registration", ('        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")\n', "")
+            "registration",
+            (
+                _DEL,
+                "        if name not in self.__dict__:\n            raise AttributeError(name)\n"
+                "        del self.__dict__[name]\n",
+            ),
+        ),
+        "del removes[\\s\\S]*deleter",
+    ),
+    "del of all that begin so": (
+        variant(
+            "registration",
+            (
+                "            if name in table:\n                del table[name]\n                return\n",
+                "            if found := [key for key in table if key.startswith(name)]:\n"
+                "                for key in found:\n                    del table[key]\n                return\n",
+            ),
         ),
         "del removes",
     ),
-    "del raises KeyError": (variant("registration", ("raise AttributeError(", "raise KeyError(")), "del removes"),
-    "del sets None": (variant("registration", ("del place[name]", "place[name] = None")), "del removes"),
+    "a property loses its setter": (
+        variant("registration", (_SET, "            places[home][name] = value\n")),
+        "set as by MiniModule[\\s\\S]*property",
+    ),
+    "children of its own class": (
+        variant("registration", (_MODULE, _MODULE.replace("MiniModule", "CarefulModule"))),
+        "takes the name over|registered",
+    ),
+    "children of the same class": (
+        variant("registration", (_MODULE, "elif type(value) is type(self) and home != 0:")),
+        "takes the name over",
+    ),
+    "children of no derived class": (
+        variant("registration", (_MODULE, "elif type(value) in (MiniModule, type(self)) and home != 0:")),
+        "takes the name over",
+    ),
+    "parameters of one class": (
+        variant("registration", ("if isinstance(value, nn.Parameter):", "if type(value) is nn.Parameter:")),
+        "takes the name over",
+    ),
+    "buffers of one class": (
+        variant(
+            "registration",
+            (
+                _REFUSE,
+                "elif value is not None and home < 3 and (not isinstance(value, kinds[home])\n"
+                "            or home == 2 and type(value) is not Tensor):",
+            ),
+        ),
+        "stays a buffer",
+    ),
+    "refuses what comes to mind": (
+        variant(
+            "registration",
+            (
+                _REFUSE,
+                "elif home < 3 and (isinstance(value, str | int | Tensor) and not isinstance(value, kinds[home])\n"
+                "            or home == 0 and isinstance(value, MiniModule)):",
+            ),
+        ),
+        "raises TypeError",
+    ),
 }
 _TAKES = "a parameter or a module takes the name over"
 _STAYS = "a tensor for a buffer's name stays a buffer"
 _NONE = "None keeps a registered name in its table"
 _REFUSES = "another value for a registered name raises TypeError and changes nothing"
-_ORDINARY = "a name that is not registered becomes an ordinary attribute"
+_ORDINARY = "a name that is not registered is set as by MiniModule"
 _DELETES = "del removes the name, or raises AttributeError"
 PROMISES_REGISTRATION = [
     ("Write `CarefulModule`, derived from `MiniModule`", "is derived from MiniModule", "not derived"),
@@ -252,7 +318,9 @@ PROMISES_REGISTRATION = [
     ("raises `TypeError`", _REFUSES, "ValueError"),
     ("and nothing changes", _REFUSES, "empties before it raises"),
     ("File the value, or raise TypeError where the name is registered for another kind.", _REFUSES, "accepts anything"),
-    ("a name that is not registered becomes an ordinary attribute", _ORDINARY, "tensors become buffers"),
+    ("a name that is not registered is set as by `MiniModule`", _ORDINARY, "tensors become buffers"),
+    ("or by the property of that name", _ORDINARY, "a property loses its setter"),
+    ("that of a property by its deleter", _DELETES, "del passes a deleter by"),
     ("`del` removes the name from where it is", _DELETES, "del of tables only"),
     ("raises `AttributeError` if it is nowhere", _DELETES, "del of nothing is quiet"),
     ("Forget the name, or raise AttributeError.", _DELETES, "del raises KeyError"),
@@ -262,7 +330,11 @@ PROMISES_REGISTRATION = [
         "a buffer moves to the end",
     ),
 ]
-CONTEXT_REGISTRATION = ["`MiniModule` goes wrong when a name is used again", "a parameter assigned over a buffer"]
+CONTEXT_REGISTRATION = [
+    "`register_buffer` stays as it is.",
+    "`MiniModule` goes wrong when a name is used again",
+    "a parameter assigned over a buffer",
+]
 
 # ---------------------------------------------------------------- summary
 
@@ -319,7 +391,105 @@ def summarize_by_wrapping(model, *args, **kwargs):
 
 
 _FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
+_UNDO = _FINALLY + "        for module, mode in modes.items():\n            module.training = mode\n"
+
+
+def summarize_and_leave(model, *args, **kwargs):
+    """Its wrappers stay in place."""
+    rows, seen, modes = [], set(), {m: m.training for m in model.modules()}
+    for name, module in model.named_modules():
+        if list(module.children()):
+            continue
+
+        def run(*a, m=module, n=name, inner=module.forward, **k):
+            start = time.perf_counter()
+            out = inner(*a, **k)
+            took, new = time.perf_counter() - start, set(m.parameters()) - seen
+            seen.update(new)
+            row = {"name": n, "kind": type(m).__name__, "shapes": list(check._shapes(out)), "seconds": took}
+            sizes = {"parameters": sum(p.numel() for p in new), "flops": GIVEN["flops_of"](m, out)}
+            rows.append(row | sizes)
+            return out
+
+        module.forward = run
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return rows
+
+
 WRONG_SUMMARY = {
+    "modes by train, parents first": (
+        variant("summary", ("            module.training = mode\n", "            module.train(mode)\n")),
+        "mode it was in",
+    ),
+    "a copy runs": (
+        lambda model, *a, **k: ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
+        "runs the model once[\\s\\S]*copy",
+    ),
+    "autograd on for good": (
+        variant(
+            "summary",
+            (
+                "        with torch.no_grad():\n            model(*args, **kwargs)\n    finally:\n",
+                "        torch.set_grad_enabled(False)\n        model(*args, **kwargs)\n"
+                "    finally:\n        torch.set_grad_enabled(True)\n",
+            ),
+        ),
+        "autograd is as it was",
+    ),
+    "cleans up after Exceptions only": (
+        variant(
+            "summary",
+            (
+                _UNDO,
+                _UNDO.replace("finally:", "except Exception:")
+                + "        raise\n"
+                + _UNDO.replace("finally:", "if True:"),
+            ),
+        ),
+        "mode it was in[\\s\\S]*KeyboardInterrupt",
+    ),
+    "exact types": (
+        variant("summary", ("isinstance(output, dict | list | tuple)", "type(output) in (dict, list, tuple)")),
+        "shapes are",
+    ),
+    "counted by address": (
+        variant(
+            "summary",
+            (
+                "new = set(module.parameters()) - counted",
+                "new = [p for p in module.parameters() if p.data_ptr() not in counted]",
+            ),
+            ("counted.update(new)", "counted.update(p.data_ptr() for p in new)"),
+        ),
+        "counted once[\\s\\S]*meta",
+    ),
+    "another of its kind": (
+        variant(
+            "summary",
+            (
+                "    finally:\n",
+                "    except RuntimeError as e:\n        raise RuntimeError(str(e)) from None\n    finally:\n",
+            ),
+        ),
+        "exception goes on[\\s\\S]*not that object",
+    ),
+    "no empty containers": (
+        variant(
+            "summary",
+            (
+                "if not list(module.children()):",
+                "if not list(module.children()) and type(module) is not nn.Sequential:",
+            ),
+        ),
+        "one row for each call",
+    ),
+    "forward stays replaced": (summarize_and_leave, "nothing of yours"),
     "tuples": (
         variant(
             "summary",
@@ -429,7 +599,7 @@ WRONG_SUMMARY = {
         variant(
             "summary", ("        with torch.no_grad():\n", "        torch.set_grad_enabled(False)\n        if True:\n")
         ),
-        "autograd is on",
+        "autograd is as it was",
     ),
     "autograd off after an exception": (
         variant(
@@ -440,7 +610,7 @@ WRONG_SUMMARY = {
                 "        torch.set_grad_enabled(True)\n",
             ),
         ),
-        "autograd is on",
+        "autograd is as it was",
     ),
     "swallows": (
         variant("summary", ("    finally:\n", "    except RuntimeError:\n        pass\n    finally:\n")),
@@ -486,10 +656,10 @@ WRONG_SUMMARY = {
         ),
         "mode it was in[\\s\\S]*after an exception",
     ),
-    "hooks stay": (variant("summary", ("            handle.remove()\n", "            pass\n")), "hooks are gone"),
+    "hooks stay": (variant("summary", ("            handle.remove()\n", "            pass\n")), "nothing of yours"),
     "hooks stay after an exception": (
         variant("summary", (_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n")),
-        "hooks are gone[\\s\\S]*after an exception",
+        "nothing of yours is left[\\s\\S]*after an exception",
     ),
     "clears everybody's hooks": (
         variant(
@@ -500,16 +670,17 @@ WRONG_SUMMARY = {
                 "            module._forward_pre_hooks.clear()\n",
             ),
         ),
-        "those of others stay",
+        "hooks of others stay",
     ),
 }
 _ROWS = "one row for each call of a leaf, in order, under the first name"
 _SHAPES = "shapes are those of all tensors in the output"
 _ONCE = "parameters are counted once"
 _MODES = "each module is in the mode it was in"
-_GONE = "your hooks are gone, those of others stay and run"
+_GONE = "nothing of yours is left, hooks of others stay and run"
 _KEYS = "gives a list of dictionaries with the six keys"
 PROMISES_SUMMARY = [
+    ("run `model(*args, **kwargs)` once (the model itself, not a copy)", "runs the model once", "a copy runs"),
     ("run `model(*args, **kwargs)` once", "runs the model once", "a warm-up"),
     ("return a list with one dictionary for each call of a leaf", _KEYS, "a tuple of rows"),
     ("(a module without children), in the order of the calls", _ROWS, "sorted by name"),
@@ -518,19 +689,25 @@ PROMISES_SUMMARY = [
     ("the first name of the module in `named_modules()`", _ROWS, "last names"),
     ("the name of its class", "kind is the name of the class", "kind as a class"),
     ("a list of the shapes, as tuples, of all tensors in its output, in order", _SHAPES, "torch.Size"),
-    ("outputs may be nested tuples, lists and dictionaries, or hold no tensor", _SHAPES, "no dictionaries"),
+    ("outputs may be nested tuples, lists and dictionaries", _SHAPES, "no dictionaries"),
+    ("of classes derived from these too, or hold no tensor", _SHAPES, "exact types"),
     ("the number of elements of its own parameters that no row above has counted", _ONCE, "tensors, not elements"),
     ("so that a shared layer or a tied weight is counted once", _ONCE, "counted by module"),
     ("frozen ones count", _ONCE, "only what learns"),
     ("what `flops_of` gives for the call", "flops are those of flops_of", "flops of one row"),
-    ("how long the call took", "seconds are those of the call", "a clock for all"),
+    ("how long the call took", "seconds are those of the call", "a clock for all"),  # an accelerator has its own case
     ("The pass runs in evaluation mode", "runs in evaluation mode", "in train mode"),
     ("and records no graph", "records no graph", "with a graph"),
-    ("also if the model raised, each module is in the mode it was in", _MODES, "modes lost after an exception"),
-    ("autograd is on if it was", "autograd is on if it was", "autograd off after an exception"),
-    ("your hooks are gone", _GONE, "hooks stay"),
+    (
+        "also if the model raised or was interrupted, each module is in the mode it was in",
+        _MODES,
+        "modes lost after an exception",
+    ),
+    ("autograd is on or off as it was", "autograd is as it was", "autograd off after an exception"),
+    ("or was interrupted", _MODES, "cleans up after Exceptions only"),
+    ("nothing of yours is left on the model", _GONE, "hooks stay"),
     ("hooks of others stay and run", _GONE, "clears everybody's hooks"),
-    ("The exception goes on.", "an exception goes on", "swallows"),
+    ("The exception goes on as it is.", "an exception goes on", "another of its kind"),
     ("What one forward pass does, leaf by leaf", _ROWS, "all modules"),
 ]
 CONTEXT_SUMMARY = [
@@ -575,11 +752,64 @@ def groups_by_owner(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
     return found
 
 
-_HOLDERS = 'if f"{path}.".startswith(f"{layer}.")]'
+_HOLDERS = 'if f"{path}.".startswith(layer and f"{layer}.")]'
 _PLACE = "layers.index(max(holders, key=len)) if holders else 0"
 _PLAIN = "parameter.ndim < 2 or isinstance(modules[path], NORMS)"
 _RETURN = '    return [{"params": ps, "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items()]\n'
+
+
+def groups_in_reverse(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
+    """Turns the caller's list around."""
+    if isinstance(layers, list):
+        layers.reverse()
+        layers = layers[::-1]
+    return ANSWERS["param_groups"](model, lr, weight_decay, layers, layer_decay)
+
+
+def groups_by_rounded_rate(*args):
+    merged = {}
+    for group in ANSWERS["param_groups"](*args):
+        key = round(group["lr"], 6), group["weight_decay"]
+        merged.setdefault(key, {**group, "params": []})["params"].extend(group["params"])
+    return list(merged.values())
+
+
 WRONG_GROUPS = {
+    "turns layers around": (groups_in_reverse, "layers stays as it is"),
+    "rates rounded": (groups_by_rounded_rate, "rates are"),
+    "generators": (
+        lambda *args: [{**g, "params": (p for p in g["params"])} for g in ANSWERS["param_groups"](*args)],
+        "list of groups",
+    ),
+    "one kind of norm": (
+        variant("groups", ("isinstance(modules[path], NORMS)", "isinstance(modules[path], (*NORMS[:2], NORMS[3]))")),
+        "no decay",
+    ),
+    "layers hold parameters": (
+        variant(
+            "groups",
+            (
+                "if layer not in modules:",
+                "if not list(modules.get(layer, nn.ReLU()).parameters()):",
+            ),
+        ),
+        "without parameters|no submodule",
+    ),
+    "the model is no layer": (
+        variant("groups", ('startswith(layer and f"{layer}.")', 'startswith(f"{layer}.")')),
+        "rates are",
+    ),
+    "looks only if something learns": (
+        variant(
+            "groups",
+            (
+                "    for layer in layers:\n        if layer",
+                "    learns = any(p.requires_grad for p in model.parameters())\n"
+                "    for layer in layers if learns else ():\n        if layer",
+            ),
+        ),
+        "unknown layer",
+    ),
     "a tuple of groups": (
         variant("groups", (_RETURN, _RETURN.replace("return [", "return tuple([").replace("]\n", "])\n"))),
         "list of groups",
@@ -679,7 +909,7 @@ WRONG_GROUPS = {
             "groups",
             (
                 "if layer not in modules:",
-                "if not any(n.startswith(layer) for n, _ in model.named_parameters(remove_duplicate=False)):",
+                "if not any(n.startswith(layer) for n in [*modules, *dict(model.named_parameters())]):",
             ),
         ),
         "unknown layer",
@@ -693,7 +923,7 @@ _MERGED = "no group is empty, no two have the same rate and decay"
 _UNKNOWN = "an unknown layer raises ValueError with its name"
 PROMISES_GROUPS = [
     ("which returns the list of groups for an optimizer", _FORM, "a tuple of groups"),
-    ("Each group is a dictionary with `params`, `lr` and `weight_decay`.", _FORM, "names"),
+    ("Each group is a dictionary with `params` (a list), `lr` and `weight_decay`.", _FORM, "generators"),
     ("Each parameter that learns is in exactly one group", _IN_ONE, "twice in one group"),
     ("a tied one too", _IN_ONE, "tied ones twice"),
     ("frozen ones (`requires_grad=False`) are in none", _IN_ONE, "frozen ones, too"),
@@ -709,7 +939,9 @@ PROMISES_GROUPS = [
     ("it is `weight_decay` for all others", _DECAY, "by name"),
     ("No group is empty", _MERGED, "an empty group"),
     ("no two groups have the same rate and decay", _MERGED, "groups by layer"),
-    ("A name in `layers` that is not a submodule raises `ValueError` with that name.", _UNKNOWN, "unnamed"),
+    ("A name in `layers` that is not a submodule raises `ValueError` with that name", _UNKNOWN, "unnamed"),
+    ('and `""` is the model itself', _RATES, "the model is no layer"),
+    ("`layers` stays as it is", "layers stays as it is", "turns layers around"),
     ("A tied parameter counts under its first name", _IN_ONE, "tied ones twice"),
     ("rates that fall towards the input, no decay on norms and biases.", _RATES, "the other way round"),
 ]
@@ -718,194 +950,297 @@ CONTEXT_GROUPS = ["Groups for an optimizer:", 'such as `["stem"']
 # ---------------------------------------------------------------- lazy
 
 
-class LazyByOnes(LazyModuleMixin, GIVEN["ActNorm"]):
-    """Statistics by einsum-like reductions, the load asked about by the class of the parameter."""
+class LazyByOnes(LazyModuleMixin, GIVEN["NormLinear"]):
+    """Runs the layer itself with length 1 and bias 0, and corrects what it gives."""
 
-    cls_to_become = GIVEN["ActNorm"]
+    cls_to_become = GIVEN["NormLinear"]
 
-    def __init__(self):
-        super().__init__(1)
-        del self.mean, self.scale
-        self.register_parameter("scale", UninitializedParameter())
-        self.register_parameter("mean", UninitializedParameter())
+    def __init__(self, outputs):
+        super().__init__(1, 1)
+        del self.direction, self.length, self.bias
+        for name in ("bias", "length", "direction"):
+            self.register_parameter(name, UninitializedParameter())
+        self.shape = outputs
+
+    @staticmethod
+    def of(linear):
+        made = LazyByOnes(linear.out_features)
+        weight = linear.weight
+        made.direction.materialize(weight.shape, weight.device, weight.dtype)
+        with torch.no_grad():
+            made.direction.copy_(weight)
+        return made
 
     @torch.no_grad()
     def initialize_parameters(self, x):
-        rest = [d for d in range(x.dim()) if d != 1]
-        if isinstance(self.mean, UninitializedParameter):
-            mean = x.mean(dim=rest)
-            self.mean.materialize(mean.shape, x.device, x.dtype)
-            self.mean.copy_(mean)
-        if isinstance(self.scale, UninitializedParameter):
-            deviation = x.var(dim=rest, unbiased=False).sqrt()
-            self.scale.materialize(deviation.shape, x.device, x.dtype)
-            self.scale.copy_(deviation.clamp_min(1e-5).reciprocal())
+        has = {n: not isinstance(p, UninitializedParameter) for n, p in self.named_parameters()}
+        given = {n: p.clone() for n, p in self.named_parameters() if has[n]}
+        for name, value in (
+            ("direction", torch.empty(self.shape, x.shape[-1]).normal_(0, 0.05)),
+            ("length", 1),
+            ("bias", 0),
+        ):
+            parameter = getattr(self, name)
+            if not has[name]:
+                parameter.materialize(value.shape if name == "direction" else (self.shape,), x.device, x.dtype)
+                parameter.copy_(value.to(x) if name == "direction" else torch.full((self.shape,), float(value)))
+        self.length.fill_(1)
+        self.bias.fill_(0)
+        y = self.forward(x).reshape(-1, self.shape)
+        deviation = (y - y.mean(0)).pow(2).mean(0).sqrt()
+        self.length.copy_(given.get("length", torch.where(deviation >= 1e-4, deviation.reciprocal(), 1)))
+        self.bias.copy_(given.get("bias", -y.mean(0) * self.length))
 
 
-class NoInit(GIVEN["ActNorm"]):
-    """Not lazy: waits for its first forward."""
+class NotLazy(GIVEN["NormLinear"]):
+    """Waits for its first forward."""
 
-    def __init__(self):
-        super().__init__(1)
-
-
-_ROWS_OF = "rows = x.transpose(0, 1).flatten(1)"
-_RETURN_EARLY = "        if not self.has_uninitialized_params():\n            return\n"
-_GUARD = ("        with torch.no_grad():\n", "        if True:\n")
+    def __init__(self, outputs):
+        super().__init__(1, outputs)
 
 
-class AllOver(ANSWERS["LazyActNorm"]):
-    """Starts again in every training forward."""
+_ROWS_OF = ".flatten(0, -2)"
+_LENGTH = "torch.where(deviation < 1e-4, 1.0, 1 / deviation)"
+_BIAS = "-self.length * rows.mean(dim=0)"
+_STD = "rows.std(dim=0, correction=0)"
+_STARTS = '            if "direction" in lazy:\n'
+_LAZY = "        lazy = [n for n, p in self.named_parameters() if isinstance(p, UninitializedParameter)]\n"
+_MATERIALIZE = "            getattr(self, name).materialize(shape, device=x.device, dtype=x.dtype)\n"
 
-    class cls_to_become(GIVEN["ActNorm"]):
+
+class AllOver(ANSWERS["LazyNormLinear"]):
+    """Centres its outputs in every training forward."""
+
+    class cls_to_become(GIVEN["NormLinear"]):
         def forward(self, x):
-            with torch.no_grad():
-                rows = x.transpose(0, 1).flatten(1)
-                self.mean.copy_(rows.mean(1))
-            return super().forward(x)
+            y = super().forward(x)
+            if self.training:
+                with torch.no_grad():
+                    self.bias.sub_(y.flatten(0, -2).mean(dim=0))
+            return y
 
 
-AllOver.cls_to_become.__name__ = "ActNorm"
+AllOver.cls_to_become.__name__ = "NormLinear"
 
 
-class EmptyScale(ANSWERS["LazyActNorm"]):
+class Detaches(ANSWERS["LazyNormLinear"]):
+    def forward(self, x):  # the first call was bound before the class changed
+        return GIVEN["NormLinear"].forward(self, x).detach()
+
+
+class AddsOne(ANSWERS["LazyNormLinear"]):
+    def forward(self, x):
+        return GIVEN["NormLinear"].forward(self, x) + (x.ndim > 2)
+
+
+class EmptyLength(ANSWERS["LazyNormLinear"]):
     """A plain parameter without elements stands for one without a shape."""
 
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.empty(0))
+    def __init__(self, outputs):
+        super().__init__(outputs)
+        self.length = nn.Parameter(torch.empty(0))
 
     def initialize_parameters(self, x):
-        if self.has_uninitialized_params():
-            rows = x.detach().transpose(0, 1).flatten(1)
-            self.mean.materialize((len(rows),), device=x.device, dtype=x.dtype)
-            self.mean.data.copy_(rows.mean(dim=1))
-            self.scale.data = 1 / rows.std(dim=1, correction=0).clamp(min=1e-5)
+        empty, centred = len(self.length) == 0, isinstance(self.bias, UninitializedParameter)
+        if empty:
+            self.length.data = torch.ones(self.outputs).to(x)
+        super().initialize_parameters(x)
+        with torch.no_grad():
+            rows = F.linear(x, F.normalize(self.direction, dim=1)).flatten(0, -2)
+            deviation = rows.std(dim=0, correction=0)
+            if empty:
+                self.length.copy_(torch.where(deviation < 1e-4, 1, 1 / deviation))
+                if centred:
+                    self.bias.copy_(-self.length * rows.mean(dim=0))
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
-        self.scale.data = state_dict[prefix + "scale"].clone()
+        if prefix + "length" in state_dict:
+            self.length.data = state_dict[prefix + "length"].clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class Detaches(ANSWERS["LazyActNorm"]):
-    def forward(self, x):  # the first call was bound before the class changed
-        return GIVEN["ActNorm"].forward(self, x).detach()
+class Centres(ANSWERS["LazyNormLinear"]):
+    """Writes into its first input."""
+
+    def initialize_parameters(self, x):
+        super().initialize_parameters(x)
+        with torch.no_grad():
+            x.add_(1)
 
 
-class AddsOne(ANSWERS["LazyActNorm"]):
-    def forward(self, x):
-        return GIVEN["ActNorm"].forward(self, x) + 1
+class OfShares(ANSWERS["LazyNormLinear"]):
+    @classmethod
+    def of(cls, linear):
+        made = cls(linear.out_features)
+        made.direction = linear.weight
+        return made
 
 
-class FirstIsIdentity(ANSWERS["LazyActNorm"]):
-    """The start comes after the first output."""
+class OfStarts(ANSWERS["LazyNormLinear"]):
+    @classmethod
+    def of(cls, linear):
+        made = super().of(linear)
+        made.length.materialize((linear.out_features,))
+        torch.nn.init.ones_(made.length)
+        return made
 
-    def forward(self, x):
-        return 1 * x
+
+class OfFloat32(ANSWERS["LazyNormLinear"]):
+    @classmethod
+    def of(cls, linear):
+        made = cls(linear.out_features)
+        made.load_state_dict({"direction": linear.weight}, strict=False)
+        return made
 
 
 WRONG_LAZY = {
-    "not lazy": (NoInit, "uninitialised before"),
-    "an empty scale": (EmptyScale, "uninitialised before"),
-    "only the mean is lazy": (
+    "not lazy": (NotLazy, "uninitialised before"),
+    "an empty length": (EmptyLength, "uninitialised before"),
+    "only the direction is lazy": (
         variant(
             "lazy",
             (
-                "self.mean, self.scale = UninitializedParameter(), UninitializedParameter()",
-                "self.mean = UninitializedParameter()",
+                "self.direction, self.length, self.bias = (UninitializedParameter() for _ in range(3))",
+                "self.direction = UninitializedParameter()",
             ),
         ),
         "uninitialised before",
     ),
-    "stays lazy": (variant("lazy", ("    cls_to_become = ActNorm\n", "")), "becomes ActNorm"),
-    "over the batch only": (
-        variant("lazy", (_ROWS_OF, "rows = x.transpose(0, 1).reshape(x.shape[1], len(x), -1)[:, :, 0]")),
-        "mean is that",
+    "stays lazy": (variant("lazy", ("    cls_to_become = NormLinear\n", "")), "becomes NormLinear"),
+    "always float32": (variant("lazy", (", dtype=x.dtype", "")), "shape, dtype|no exception"),
+    "float32 for small batches": (
+        variant("lazy", (", dtype=x.dtype", ", dtype=x.dtype if len(x) > 5 else torch.float32")),
+        "shape, dtype",
     ),
-    "over everything": (variant("lazy", ("rows.mean(dim=1)", "rows.mean()")), "mean is that"),
-    "zero mean": (variant("lazy", ("self.mean.copy_(rows.mean(dim=1))", "self.mean.zero_()")), "mean is that"),
-    "flatten of the wrong order": (variant("lazy", (_ROWS_OF, "rows = x.reshape(x.shape[1], -1)")), "mean is that"),
-    "count less one": (variant("lazy", ("correction=0", "correction=1")), "scale is that"),
-    "the deviation itself": (
+    "direction of deviation 1": (variant("lazy", ("normal_(std=0.05)", "normal_()")), "drawn from a normal"),
+    "direction uniform": (
+        variant("lazy", ("normal_(std=0.05)", "uniform_(-0.0866, 0.0866)")),
+        "drawn from a normal[\\s\\S]*share",
+    ),
+    "the same direction": (
+        variant("lazy", (_STARTS, "            torch.manual_seed(0)\n" + _STARTS)),
+        "drawn from a normal[\\s\\S]*two draws",
+    ),
+    "over the last batch dimension": (
+        variant(
+            "lazy", (_ROWS_OF, ".flatten(1, -2)[0] if x.ndim > 2 else F.linear(x, F.normalize(self.direction, dim=1))")
+        ),
+        "has deviation 1",
+    ),
+    "count less one": (variant("lazy", ("correction=0", "correction=1")), "has deviation 1"),
+    "the deviation itself": (variant("lazy", ("1 / deviation)", "deviation)")), "has deviation 1"),
+    "no least deviation": (variant("lazy", (_LENGTH, "1 / deviation")), "has deviation 1"),
+    "clamped": (variant("lazy", (_LENGTH, "1 / deviation.clamp(min=1e-4)")), "has deviation 1"),
+    "a variance below 1e-4": (variant("lazy", ("deviation < 1e-4", "deviation**2 < 1e-4")), "has deviation 1"),
+    "mean square less square of the mean": (
+        variant("lazy", (_STD, "((rows**2).mean(dim=0) - rows.mean(dim=0) ** 2).clamp(min=0).sqrt()")),
+        "has deviation 1",
+    ),
+    "NaN for one row": (
+        variant("lazy", (_STD, "rows.std(dim=0) * ((len(rows) - 1) / len(rows)) ** 0.5")),
+        "has deviation 1[\\s\\S]*one row",
+    ),
+    "not normalised": (
+        variant("lazy", ("F.linear(x, F.normalize(self.direction, dim=1))", "F.linear(x, self.direction)")),
+        "has deviation 1",
+    ),
+    "centred over the first 40 rows": (variant("lazy", (_BIAS, "-self.length * rows[:40].mean(dim=0)")), "has mean 0"),
+    "no bias": (variant("lazy", (_BIAS, "torch.zeros_like(self.bias)")), "has mean 0"),
+    "the mean itself": (variant("lazy", (_BIAS, "-rows.mean(dim=0)")), "has mean 0"),
+    "other objects": (
         variant(
             "lazy",
-            ("1 / rows.std(dim=1, correction=0).clamp(min=1e-5)", "rows.std(dim=1, correction=0).clamp(min=1e-5)"),
+            (
+                f"                self.length.copy_({_LENGTH})\n",
+                f"                self.length = nn.Parameter({_LENGTH})\n",
+            ),
         ),
-        "scale is that",
+        "same objects",
     ),
-    "no least deviation": (variant("lazy", (".clamp(min=1e-5)", "")), "scale is that"),
-    "added instead": (variant("lazy", (".clamp(min=1e-5)", ".add(1e-5)")), "scale is that"),
-    "clamps the variance": (
-        variant(
-            "lazy",
-            ("rows.std(dim=1, correction=0).clamp(min=1e-5)", "rows.var(dim=1, correction=0).clamp(min=1e-5).sqrt()"),
-        ),
-        "scale is that",
-    ),
-    "always float32": (variant("lazy", (", dtype=x.dtype", "")), "mean is that|dtype"),
-    "float32 for floats": (
-        variant("lazy", (", dtype=x.dtype", ", dtype=torch.float32 if len(rows) == 3 else x.dtype")),
-        "dtype and device",
-    ),
-    "identity first": (FirstIsIdentity, "first output"),
-    "adds one": (AddsOne, "first output"),
+    "adds one": (AddsOne, "first output is"),
+    "writes into the input": (Centres, "first output is[\\s\\S]*the input|has mean 0"),
     "detaches": (Detaches, "gradients reach"),
     "frozen": (
         variant(
             "lazy",
             (
-                "            self.mean.copy_(",
-                "            self.mean.requires_grad_(False)\n            self.mean.copy_(",
+                '            if "bias" in lazy:\n',
+                '            self.bias.requires_grad_(False)\n            if "bias" in lazy:\n',
             ),
         ),
         "gradients reach",
     ),
-    "starts again": (AllOver, "second batch"),
+    "starts again": (AllOver, "later inputs"),
     "overwrites what was loaded": (
         variant(
             "lazy",
-            (_RETURN_EARLY, ""),
-            (
-                "            for parameter in (self.mean, self.scale):\n",
-                "            for parameter in (self.mean, self.scale) if self.has_uninitialized_params() else ():\n",
-            ),
+            (_LAZY, _LAZY + "        chosen, lazy = lazy, ['direction', 'length', 'bias']\n"),
+            ("for name in lazy", "for name in chosen"),
         ),
-        "checkpoint loaded",
+        "what was loaded",
     ),
-    "asks only in train mode": (
+    "all or nothing": (
         variant(
             "lazy",
-            ("if not self.has_uninitialized_params():", "if not self.has_uninitialized_params() and self.training:"),
+            (_LAZY, "        if not self.has_uninitialized_params():\n            return\n" + _LAZY),
+            (_STARTS, "            lazy = ['direction', 'length', 'bias']\n" + _STARTS),
+        ),
+        "what was loaded",
+    ),
+    "asks the direction only": (
+        variant(
+            "lazy",
             (
-                "            for parameter in (self.mean, self.scale):\n",
-                "            for parameter in (self.mean, self.scale) if self.has_uninitialized_params() else ():\n",
+                _LAZY,
+                "        lazy = ['direction', 'length', 'bias']\n"
+                "        if not isinstance(self.direction, UninitializedParameter):\n            return\n",
             ),
         ),
-        "checkpoint loaded",
+        "what was loaded|no exception",
+    ),
+    "a bias for length 1": (
+        variant("lazy", (_BIAS, "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)")),
+        "what was loaded",
+    ),
+    "of shares the weight": (OfShares, "weight as its direction"),
+    "of starts the length": (OfStarts, "weight as its direction"),
+    "of in float32": (OfFloat32, "weight as its direction"),
+    "of with the weight transposed": (
+        variant("lazy", ("made.direction.data.copy_(weight)", "made.direction.data.copy_(weight.flip(0))")),
+        "weight as its direction",
     ),
 }
-_BEFORE = "mean and scale are uninitialised before the first forward"
-_MEAN, _SCALE = "mean is that of the first batch", "scale is that of the first batch"
-_LOADED = "a checkpoint loaded before the first forward is kept"
+_BEFORE = "its three parameters are uninitialised before the first forward"
+_MEAN, _DEVIATION = "each output has mean 0 over it, too", "each output has deviation 1 over the first batch"
+_OBJECTS = "the three stay the same objects"
+_DRAWN = "direction is drawn from a normal distribution"
+_LIKE = "shape, dtype and device are those of the outputs and the input"
+_LOADED = "what was loaded is kept, the others are started for it"
+_OF = "LazyNormLinear.of has the linear layer's weight as its direction"
+_GRADIENTS = "gradients reach the parameters and the input"
 PROMISES_LAZY = [
-    ("starts where the first batch has mean 0 and deviation 1", _MEAN, "zero mean"),
-    ("becomes the `ActNorm` above at its first forward", "becomes ActNorm at the first forward", "stays lazy"),
-    ("Before it, `mean` and `scale` are `UninitializedParameter`s.", _BEFORE, "only the mean is lazy"),
-    ("Leave both parameters without a shape.", _BEFORE, "not lazy"),
-    ("with any number of further dimensions, gives each channel's mean", _MEAN, "over the batch only"),
-    ("and 1 over its deviation (divided by the count, not the count less one)", _SCALE, "count less one"),
-    ("deviations below `1e-5` count as `1e-5`", _SCALE, "added instead"),
-    ("Dtype and device are those of the input.", "dtype and device are those of the input", "float32 for floats"),
-    ("The first output is already normalised", "the first output is normalised", "identity first"),
-    ("gradients reach both parameters and the input", "gradients reach the parameters and the input", "frozen"),
-    ("the start itself is no part of the graph", "gradients reach the parameters and the input", "detaches"),
-    ("The second batch changes nothing", "the second batch changes nothing", "starts again"),
-    ("A checkpoint that was loaded before the first forward is kept", _LOADED, "overwrites what was loaded"),
-    ("the first batch doesn't overwrite it", _LOADED, "asks only in train mode"),
-    ("An ActNorm that takes its shape and its start from the first batch.", _MEAN, "over everything"),
-    ("Give them the first batch's means and 1 over its deviations.", _SCALE, "the deviation itself"),
+    ("becomes the `NormLinear` above at its first forward", "becomes NormLinear at the first forward", "stays lazy"),
+    ("`direction`, `length` and `bias` are `UninitializedParameter`s.", _BEFORE, "only the direction is lazy"),
+    ("Leave all three parameters without a shape.", _BEFORE, "not lazy"),
+    ("They stay the same objects, so that an optimizer made too early holds them.", _OBJECTS, "other objects"),
+    ("The first input `(N, ..., inputs)` starts them, with its dtype and on its device.", _LIKE, "always float32"),
+    ("drawn from a normal distribution with mean 0 and deviation 0.05", _DRAWN, "direction of deviation 1"),
+    ("each output mean 0", _MEAN, "no bias"),
+    ("and deviation 1 over this input", _DEVIATION, "the deviation itself"),
+    ("(divided by the count, not the count less one)", _DEVIATION, "count less one"),
+    ("Where an output's deviation at length 1 is below `1e-4`, its length is 1.", _DEVIATION, "clamped"),
+    ("What was loaded before, one of the three or all, is kept", _LOADED, "overwrites what was loaded"),
+    ("with a loaded length the bias still gives mean 0", _LOADED, "a bias for length 1"),
+    ("The first output is that of the started layer", "the first output is that of the started layer", "adds one"),
+    ("gradients reach the three parameters and the input", _GRADIENTS, "frozen"),
+    ("and the start is no part of the graph", _GRADIENTS, "detaches"),
+    ("Later inputs change nothing", "later inputs change nothing", "starts again"),
+    ("a copy of its weight loaded as `direction`, in its dtype and on its device", _OF, "of shares the weight"),
+    ("A lazy layer with the weight of a linear one as its direction.", _OF, "of with the weight transposed"),
+    ("A NormLinear that takes its number of inputs and its start from the first batch.", _DEVIATION, "not normalised"),
+    ("Start what wasn't loaded: mean 0 and deviation 1 for each output over x.", _MEAN, "the mean itself"),
 ]
-CONTEXT_LAZY = []
+CONTEXT_LAZY = ["Weight norm leaves open which length to start from."]
 
 # ---------------------------------------------------------------- surgery
 
@@ -929,7 +1264,7 @@ def convert_by_two_passes(state, target, classes):
         ("norm1", "ln1"),
         ("norm2", "ln2"),
     ):
-        rules.append(rule(rf"(blocks\.\d+)\.{old}\.(\w+)", rf"\1.{new}.\2"))
+        rules.append(rule(rf"(blocks\.\d+)\.{re.escape(old)}\.(\w+)", rf"\1.{new}.\2"))
     result, report = GIVEN["remap_state_dict"](state, rules, target)
     if report.left:
         raise ValueError(f"not planned: {', '.join(report.left)}")
@@ -937,11 +1272,16 @@ def convert_by_two_passes(state, target, classes):
         raise ValueError(f"nothing fills {', '.join(report.missing)}")
     for key in ("head.weight", "head.bias"):
         result[key] = torch.stack([result[key][k] for k in classes])
+    if len(target["head.bias"]) != len(classes):
+        raise ValueError("head.bias has other classes")
     old, new = result["position"].shape[1], target["position"].shape[1]
     if old != new:
         result["position"] = GIVEN["resize_positions"](result["position"], int(new**0.5 + 0.5))
-    if result["patch.weight"].shape != target["patch.weight"].shape:
+    if target["patch.weight"].shape[1] == 1:
         result["patch.weight"] = torch.einsum("ochw->ohw", result["patch.weight"]).unsqueeze(1)
+    for key, tensor in target.items():
+        if result[key].shape != tensor.shape:
+            raise ValueError(f"{key} is {tuple(result[key].shape)}")
     return OrderedDict(result)
 
 
@@ -979,11 +1319,55 @@ def _pops(state, target, classes):
     return result
 
 
+def _writes_into_target(state, target, classes):
+    result = ANSWERS["convert"](state, target, classes)
+    with torch.no_grad():
+        target["norm.bias"].copy_(result["norm.bias"])
+    return result
+
+
+def _empties_target(state, target, classes):
+    result = ANSWERS["convert"](state, target, classes)
+    target.clear()
+    return result
+
+
+def _drops_blocks(state, target, classes):
+    depth = len({key.split(".")[1] for key in target if key.startswith("blocks.")})
+    kept = {
+        k: v
+        for k, v in state.items()
+        if "blocks" not in k or "gate" in k or "steps" in k or int(k.split(".")[2]) < depth
+    }
+    return ANSWERS["convert"](kept, target, classes)
+
+
+def _drops_scalars(state, target, classes):
+    kept = {k: v for k, v in state.items() if v.ndim or k == "_orig_mod.blocks.0.steps"}
+    return ANSWERS["convert"]({**kept, "_orig_mod.steps": torch.tensor(0)}, target, classes)
+
+
+def _last_wins(state, target, classes):
+    names = {key.removeprefix("_orig_mod."): tensor for key, tensor in state.items()}
+    return ANSWERS["convert"]({f"_orig_mod.{key}": tensor for key, tensor in names.items()}, target, classes)
+
+
+def _reads_first(state, target, classes):
+    state["_orig_mod.position"], state["_orig_mod.patch.weight"]
+    return ANSWERS["convert"](state, target, classes)
+
+
+def _stem_from_target(state, target, classes):
+    return ANSWERS["convert"]({"_orig_mod.patch.bias": target["patch.bias"], **state}, target, classes)
+
+
 _RAISE = """    if report.left or report.missing:
         raise ValueError(f"left over: {report.left}; missing: {report.missing}")
 """
+_SHAPES_TOO = """    if wrong := [key for key in target if result[key].shape != target[key].shape]:
+        raise ValueError(f"other shapes than in target: {wrong}")
+"""
 _FILTER = "    result = {key: result[key] for key in target if key in result}\n"
-_STEM = '"patch.weight", "patch.weight", lambda w: w if w.shape[1] == channels else fold_stem(w)'
 WRONG_SURGERY = {
     "the pair": (
         lambda state, target, classes: (ANSWERS["convert"](state, target, classes), None),
@@ -997,12 +1381,15 @@ WRONG_SURGERY = {
                 "    result, report",
                 '    rules[2] = Rule(rules[2].source.replace("d+", "d"), parts, rules[2].change)\n    result, report',
             ),
-            (_RAISE, ""),
+            (_RAISE + _SHAPES_TOO, ""),
         ),
         "load_state_dict accepts",
     ),
     "a key more": (wraps(lambda r, *_: {**r, "head.scale": r["head.bias"]}), "load_state_dict accepts"),
-    "all classes": (variant("surgery", ("tensor[list(classes)]", "tensor")), "load_state_dict accepts"),
+    "all classes": (
+        variant("surgery", ("tensor[list(classes)]", "tensor"), (_SHAPES_TOO, "")),
+        "load_state_dict accepts",
+    ),
     "the first classes": (variant("surgery", ("tensor[list(classes)]", "tensor[: len(classes)]")), "grey image"),
     "sorted classes": (variant("surgery", ("tensor[list(classes)]", "tensor[sorted(classes)]")), "grey image"),
     "the bias of other classes": (
@@ -1017,10 +1404,10 @@ WRONG_SURGERY = {
         variant(
             "surgery",
             (
-                r'r"blocks.\1.ln\2.\3"),',
-                r'r"blocks.\1.l\2.\3"),'
-                + '\n        Rule(BLOCK + r"l1\\.(.+)", r"blocks.\\1.ln2.\\2"),'
-                + '\n        Rule(BLOCK + r"l2\\.(.+)", r"blocks.\\1.ln1.\\2"),',
+                r'r"blocks.\1.ln\2.\3")]',
+                r'r"blocks.\1.l\2.\3")]'
+                + '\n    rules += [Rule(BLOCK + r"l1\\.(.+)", r"blocks.\\1.ln2.\\2")]'
+                + '\n    rules += [Rule(BLOCK + r"l2\\.(.+)", r"blocks.\\1.ln1.\\2")]',
             ),
         ),
         "grey image",
@@ -1047,6 +1434,32 @@ WRONG_SURGERY = {
             lambda r, s, t, c: {**r, "position": s["_orig_mod.position"].repeat(1, 9, 1)[:, : t["position"].shape[1]]}
         ),
         "positions are resized",
+    ),
+    "folds three channels only": (
+        variant(
+            "surgery", ("fold_stem(w) if channels == 1 else w", "w[:, :3].sum(1, keepdim=True) if channels == 1 else w")
+        ),
+        "grey image[\\s\\S]*four channels",
+    ),
+    "writes into the net of target": (_writes_into_target, "stay as they are"),
+    "empties target": (_empties_target, "stay as they are"),
+    "drops blocks": (_drops_blocks, "unplanned key[\\s\\S]*block more"),
+    "a dot for any character": (
+        variant("surgery", ("re.escape(old)", "old")),
+        "unplanned key[\\s\\S]*self_attn_out_proj",
+    ),
+    "drops scalars": (_drops_scalars, "unplanned key[\\s\\S]*ema_updates"),
+    "drops all steps": (
+        variant("surgery", ('Rule("steps", None)', 'Rule(".*steps", None)')),
+        "unplanned key[\\s\\S]*steps",
+    ),
+    "the last of two keys": (_last_wins, "unplanned key[\\s\\S]*head.bias"),
+    "reads before it looks": (_reads_first, "nothing fills[\\s\\S]*position"),
+    "a stem's bias from the target": (_stem_from_target, "nothing fills"),
+    "no look at shapes": (variant("surgery", (_SHAPES_TOO, "")), "doesn't get its shape"),
+    "a look at the stem only": (
+        variant("surgery", ("[key for key in target if", "[key for key in target if key[:5] == 'patch' and")),
+        "doesn't get its shape",
     ),
     "writes into a tensor": (_writes, "stay as they are"),
     "takes keys away": (_pops, "stay as they are"),
@@ -1118,32 +1531,37 @@ _ACCEPTS = "load_state_dict accepts the result"
 _GREY = "computes what the old net does with a grey image, for the chosen classes"
 _STAYS_STEM = "a stem with as many channels stays as it is"
 _RESIZED = "positions are resized to the target's grid"
-_KEEPS = "state and its tensors stay as they are"
+_KEEPS = "state, target and their tensors stay as they are"
 _DTYPE = "tensors keep the dtype of the checkpoint"
 _LEFT = "an unplanned key raises ValueError with its name"
+_SHAPED = "a tensor that doesn't get its shape raises ValueError with its name"
 _MISSING = "a key that nothing fills raises ValueError with its name"
 PROMISES_SURGERY = [
     ("which returns a state dict for a `SplitViT`", _ACCEPTS, "the pair"),
     ("`classes` says which of the old classes its outputs are, in order", _GREY, "sorted classes"),
     ("`load_state_dict` accepts the result without `strict=False`", _ACCEPTS, "prefix left"),
     ("every key of `target`, no other, each in the shape that `target` has", _ACCEPTS, "a key more"),
-    ("Width, depth, number of channels and grid may be any.", _ACCEPTS, "ten blocks at most"),
+    ("Width, depth, grid and the checkpoint's number of channels may be any.", _ACCEPTS, "ten blocks at most"),
     (
         "For the same grid the net computes what the old one does with the grey image in all of its channels",
         _GREY,
         "the mean of the stem",
     ),
     ("for the chosen classes", _GREY, "the first classes"),
-    ("If `target` has as many channels as the checkpoint, the stem stays as it is.", _STAYS_STEM, "always folds"),
+    ("If `target` has as many channels as the checkpoint, the stem stays as it is", _STAYS_STEM, "always folds"),
+    ("if it has one, it is folded", _GREY, "folds three channels only"),
     ("For another grid, positions are resized as by `resize_positions`.", _RESIZED, "nearest"),
-    ("`state` and its tensors stay as they are.", _KEEPS, "writes into a tensor"),
+    ("`state`, `target` and their tensors stay as they are.", _KEEPS, "writes into a tensor"),
     ("Tensors keep the dtype of the checkpoint.", _DTYPE, "dtype of the target"),
     (
-        "A key of the checkpoint that nobody has planned for raises `ValueError` with its name",
+        "`ValueError` with the key is raised for a key of the checkpoint that nobody has planned for",
         _LEFT,
         "what is left over is dropped",
     ),
-    ("so does a key of `target` that nothing fills", _MISSING, "missing ignored"),
+    ("such as a block that `target` hasn't got", _LEFT, "drops blocks"),
+    ("or a second key for the same place, without the prefix", _LEFT, "the last of two keys"),
+    ("for a key of `target` that nothing fills", _MISSING, "missing ignored"),
+    ("for one whose tensor doesn't get the shape it has in `target`", _SHAPED, "no look at shapes"),
     ("The checkpoint of a compiled FusedViT as a state dict for the SplitViT with `target`.", _GREY, "interleaved"),
 ]
 CONTEXT_SURGERY = [
@@ -1158,35 +1576,35 @@ CHECKS = {
     "CarefulModule": check.careful_module,
     "summarize": check.summarize,
     "param_groups": check.param_groups,
-    "LazyActNorm": check.lazy_act_norm,
+    "LazyNormLinear": check.lazy_norm_linear,
     "convert": check.convert,
 }
 RIGHT = {
     "CarefulModule": [ByCases, ByTable],
     "summarize": [check._summary, summarize_by_wrapping],
     "param_groups": [check._groups, groups_by_owner],
-    "LazyActNorm": [check._LazyActNorm, LazyByOnes],
+    "LazyNormLinear": [check._LazyNormLinear, LazyByOnes],
     "convert": [check._convert, convert_by_two_passes],
 }
 WRONG = {
     "CarefulModule": WRONG_REGISTRATION,
     "summarize": WRONG_SUMMARY,
     "param_groups": WRONG_GROUPS,
-    "LazyActNorm": WRONG_LAZY,
+    "LazyNormLinear": WRONG_LAZY,
     "convert": WRONG_SURGERY,
 }
 PROMISES = {
     "CarefulModule": PROMISES_REGISTRATION,
     "summarize": PROMISES_SUMMARY,
     "param_groups": PROMISES_GROUPS,
-    "LazyActNorm": PROMISES_LAZY,
+    "LazyNormLinear": PROMISES_LAZY,
     "convert": PROMISES_SURGERY,
 }
 CONTEXT = {
     "CarefulModule": CONTEXT_REGISTRATION,
     "summarize": CONTEXT_SUMMARY,
     "param_groups": CONTEXT_GROUPS,
-    "LazyActNorm": CONTEXT_LAZY,
+    "LazyNormLinear": CONTEXT_LAZY,
     "convert": CONTEXT_SURGERY,
 }
 

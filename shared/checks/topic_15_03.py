@@ -4,8 +4,9 @@ import copy
 import itertools
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from shared.checks.feedback import Trial, exercise
 # ---------------------------------------------------------------- 15-03.1
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-_NAMES = ("first", "second", "third")
+_NAMES = ("fc", "fc2", "fc2_")  # each begins like its neighbours
+
+
+class _Marked(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+class _Labelled(Tensor):
+    """A tensor of a class of its own."""
 
 
 def _outcome(action: Callable[[], object]) -> str:
@@ -65,6 +74,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         got=repr(answer),
         hint="which class does the task name?",
     )
+    mini = next(base for base in answer.__mro__ if base.__name__ == "MiniModule")
     labels: dict[int, str] = {}
     kept: list[object] = []
 
@@ -73,15 +83,21 @@ def careful_module(trial: Trial, answer: Any) -> None:
         made = {
             "a parameter": lambda: (value := nn.Parameter(torch.randn(2)), value),
             "a frozen 0-d parameter": lambda: (value := nn.Parameter(torch.tensor(1.0), requires_grad=False), value),
+            "a parameter of a derived class": lambda: (value := _Marked(torch.randn(1)), value),
             "a module": lambda: (nn.Module(), answer()),
+            "a plain MiniModule": lambda: (nn.Module(), mini()),
+            "a module of a derived class": lambda: (nn.Linear(1, 1), type("Derived", (mini,), {})()),
             "a tensor": lambda: (value := torch.randn(3), value),
+            "a tensor of a derived class": lambda: (value := torch.randn(3).as_subclass(_Labelled), value),
             "None": lambda: (None, None),
             "a string": lambda: ("text", "text"),
             "zero": lambda: (0, 0),
+            "a number": lambda: (0.5, 0.5),
+            "a list": lambda: (value := [torch.randn(1)], value),
         }[kind]()
         kept.extend(made)  # an id may not be used again
         for value in made:
-            if value is not None and not isinstance(value, str | int):
+            if value is not None and not isinstance(value, str | int | float):
                 labels[id(value)] = f"{kind} (number {len(kept) // 2})"
         return made
 
@@ -90,15 +106,18 @@ def careful_module(trial: Trial, answer: Any) -> None:
         "attribute": ["a string", "a tensor", "None"],
         "_parameters": ["a parameter", "None"],
         "_buffers": ["a tensor", "None"],
-        "_modules": ["a module", "None"],
+        "_modules": ["a module", "a plain MiniModule", "None"],
     }
-    values = ["a parameter", "a frozen 0-d parameter", "a module", "a tensor", "None", "a string", "zero"]
+    parameters = ["a parameter", "a frozen 0-d parameter", "a parameter of a derived class"]
+    modules = ["a module", "a plain MiniModule", "a module of a derived class"]
+    tensors = ["a tensor", "a tensor of a derived class"]
+    values = [*parameters, *modules, *tensors, "None", "a string", "zero", "a number", "a list"]
     hints = {
         "a parameter or a module takes the name over": ("where else may the name still be?", 2),
         "a tensor for a buffer's name stays a buffer": ("which table has the name, and in which place?", 1),
         "None keeps a registered name in its table": ("what may the table of the name hold?", 1),
         "another value for a registered name raises TypeError and changes nothing": ("who refuses, and when?", 1),
-        "a name that is not registered becomes an ordinary attribute": ("where does MiniModule put it?", 1),
+        "a name that is not registered is set as by MiniModule": ("who sets what MiniModule doesn't file?", 1),
         "del removes the name, or raises AttributeError": ("in which places may a name be?", None),
     }
     takes_over, stays, empties, refuses, ordinary, deletes = hints
@@ -124,19 +143,47 @@ def careful_module(trial: Trial, answer: Any) -> None:
                     _outcome(lambda m=m, n=name, v=v: setattr(m, n, v))
                     for m, v in zip((theirs, ours), given, strict=True)
                 ]
-                if "parameter" in new or (new == "a module" and place != "_parameters"):
+                if new in parameters or (new in modules and place != "_parameters"):
                     item = takes_over
                 elif place in ("nothing", "attribute"):
                     item = ordinary
                 elif new == "None":
                     item = empties
                 else:
-                    item = stays if (place, new) == ("_buffers", "a tensor") else refuses
+                    item = stays if place == "_buffers" and new in tensors else refuses
             where = {"nothing": "nowhere", "attribute": f"an ordinary attribute ({old})"}.get(place, f"{place} ({old})")
             with trial.group(item, hint=hints[item][0], see=hints[item][1]):
                 case = f"{new} for a name that was in {where}" if new != "del" else f"del of a name in {where}"
                 trial.equal(case, done[1], done[0])
                 trial.equal(case, *[_contents(m, labels) for m in (ours, theirs)])
+    rated = [_with_property(base) for base in (answer, nn.Module)]
+    for module in rated:
+        module.rate = 5
+    with trial.group(ordinary, hint=hints[ordinary][0], see=hints[ordinary][1]):
+        trial.equal("the value that a property's setter got", *[vars(module).get("kept") for module in rated])
+    done = [_outcome(lambda m=m: delattr(m, "rate")) for m in rated]
+    with trial.group(deletes, hint=hints[deletes][0]):
+        trial.equal("del of a property that has a deleter", *done)
+        trial.equal("what its deleter has left", *["kept" in vars(module) for module in rated])
+
+
+def _with_property(base: Any) -> Any:
+    """A module with a property `rate`, which keeps its value under another name."""
+
+    class Rated(base):
+        @property
+        def rate(self) -> object:
+            return self.kept
+
+        @rate.setter
+        def rate(self, value: object) -> None:
+            vars(self)["kept"] = value
+
+        @rate.deleter
+        def rate(self) -> None:
+            del vars(self)["kept"]
+
+    return Rated()
 
 
 # ---------------------------------------------------------------- 15-03.2
@@ -146,7 +193,19 @@ class _Nest(nn.Module):
     """A leaf whose output is nested and holds other things, too."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:
-        return {"a": x[:, :1], "b": [x, (x[0, 0], 3, None), []], "c": "text", "d": {"e": x.sum(0)}}
+        ordered = OrderedDict(f=x[:3], g=torch.max(x.flatten(1), dim=1))  # a named tuple of two
+        return {"a": x[:, :1], "b": [x, (x[0, 0], 3, None), []], "c": "text", "d": {"e": x.sum(0)}, "o": ordered}
+
+
+class _Fails(nn.Module):
+    """Raises what it was given."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
 
 
 class _Count(nn.Module):
@@ -181,6 +240,8 @@ class _Body(nn.Module):
         self.conv = nn.Conv1d(2, 4, 3, groups=2, padding=1)
         self.gru = nn.GRU(6, 3, batch_first=True)
         self.nest, self.count, self.idle = _Nest(), _Count(), nn.Linear(9, 9)
+        self.same_again = nn.Sequential()  # has no children
+        self.late = nn.ModuleList([self.same])  # a second parent, listed later
         self.calls = 0
 
     def forward(self, x: Tensor, extra: Tensor, *, twice: bool = False) -> Tensor:
@@ -188,7 +249,7 @@ class _Body(nn.Module):
         x = self.same(self.box["drop"](self.inputs(x))) + extra
         if twice:
             x = self.same(x)
-        x = self.norm(self.tied(x))
+        x = self.same_again(self.norm(self.tied(x)))
         self.count(x)
         y = self.conv(x.reshape(len(x) // 2, 2, 6))
         self.gru(y)
@@ -207,10 +268,11 @@ def _rows_of_body(n: int, twice: bool) -> list[tuple[str, str, list[tuple[int, .
         *again,
         ("tied", "Linear", [(n, 6)], 6, linear),
         ("norm", "BatchNorm1d", [(n, 6)], 12, 0),
+        ("same_again", "Sequential", [(n, 6)], 0, 0),
         ("count", "_Count", [], 0, 0),
         ("conv", "Conv1d", [(m, 4, 6)], 16, 2 * m * 4 * 6 * 3),
         ("gru", "GRU", [(m, 4, 3), (1, m, 3)], 3 * 3 * (6 + 3 + 2), 0),
-        ("nest", "_Nest", [(m, 1, 6), (m, 4, 6), (6,), (4, 6)], 0, 0),
+        ("nest", "_Nest", [(m, 1, 6), (m, 4, 6), (6,), (4, 6), (min(m, 3), 4, 6), (m,), (m,)], 0, 0),
     ]
 
 
@@ -227,6 +289,30 @@ def _shapes(output: Any) -> Iterator[tuple[int, ...]]:
     elif isinstance(output, list | tuple):
         for entry in output:
             yield from _shapes(entry)
+
+
+_ENDS = (KeyboardInterrupt(), StopIteration("done"))
+
+
+class _Multiplies(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(60):
+            x = torch.mm(x, x)
+        return x
+
+
+def _long_call(answer: Any) -> Iterator[tuple[str, float, float]]:
+    """On an accelerator: a call that returns long before its work is done, what it takes at least, what was found."""
+    if torch.accelerator.is_available():
+        x = torch.eye(2048, device=torch.accelerator.current_accelerator())
+        model = _Multiplies()
+        model(x)
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        model(x)
+        torch.accelerator.synchronize()
+        least = (time.perf_counter() - start) / 2
+        yield "work on an accelerator", least, float(answer(model, x)[0]["seconds"])
 
 
 def _summary(model: nn.Module, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
@@ -267,11 +353,12 @@ def _summary(model: nn.Module, *args: Any, **kwargs: Any) -> list[dict[str, Any]
     return rows
 
 
-def _hook_ids(model: nn.Module) -> list[tuple[int, str, int]]:
-    """All forward hooks of a model's modules, and of all modules."""
+def _left_on(model: nn.Module) -> list[str]:
+    """All forward hooks of a model's modules and of all modules, and the names of what else each module holds."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
-    owners = [*model.modules(), nn.modules.module]
-    return [(i, k, key) for i, owner in enumerate(owners) for k in kinds for key in getattr(owner, k, ())]
+    owners = {**dict(model.named_modules()), "all modules": nn.modules.module}
+    hooks = [f"{name}.{k}[{key}]" for name, owner in owners.items() for k in kinds for key in getattr(owner, k, ())]
+    return hooks + [f"{path}.{name}" for path, module in model.named_modules() for name in vars(module)]
 
 
 @exercise("15-03.2", "A summary from hooks", points=20, stand_in=lambda: _summary, stand_in_name="one of the check's")
@@ -289,7 +376,8 @@ def summarize(trial: Trial, answer: Any) -> None:
         got=repr(rows[0] if isinstance(rows, list) and rows else rows)[:200],
         hint="what does the task ask for, by which names?",
     )
-    trial.equal("runs the model once", net.calls, 1, hint="how often is the model called?")
+    hint = "how often is the model called, and is it this one or a copy?"
+    trial.equal("runs the model once", net.calls, 1, hint=hint)
     item = "one row for each call of a leaf, in order, under the first name"
     with trial.group(item, hint="what is registered on which modules, and when is the name looked up?", see=1):
         for twice in (False, True):
@@ -309,6 +397,10 @@ def summarize(trial: Trial, answer: Any) -> None:
                 rows = answer(net, x, extra, twice=twice)
                 for row, want in zip(rows, _rows_of_body(n, twice), strict=False):
                     trial.equal(f"{row['name']} ({row['kind']})", row[key], want[place])
+            if key == "parameters":
+                meta = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False)).to("meta")
+                found = [row[key] for row in answer(meta, torch.zeros(2, 4, device="meta"))]
+                trial.equal("two layers on the meta device", found, [15, 6])
             convs = nn.Sequential(nn.Conv2d(2, 4, (3, 2), stride=2), nn.Flatten(), nn.Linear(4, 3, bias=False))
             batch = torch.randn(3, 2, 3, 2)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -323,15 +415,11 @@ def summarize(trial: Trial, answer: Any) -> None:
     total = time.perf_counter() - start
     took = [row["seconds"] for row in rows]
     slept = (0.012, 0.03, 0.0, 0.004)
-    fine = all(isinstance(t, float) and t >= s * 0.98 for t, s in zip(took, slept, strict=True)) and sum(took) <= total
-    trial.that(
-        "seconds are those of the call",
-        fine,
-        expected=f"at least {slept}, in all at most {total:.3f}",
-        got=str(took),
-        hint="when does the clock start, and for which call?",
-        see=1,
-    )
+    fine = all(isinstance(t, Real) and t >= s * 0.98 for t, s in zip(took, slept, strict=True)) and sum(took) <= total
+    with trial.group("seconds are those of the call", hint="when does the clock start and stop?", see=1):
+        trial.that("sleeping layers", fine, expected=f"at least {slept}, in all at most {total:.3f}", got=str(took))
+        for kind, least, found in _long_call(answer):
+            trial.that(kind, found >= least, expected=f"at least {least:.4f}", got=f"{found:.4f}")
 
     seen: list[tuple[bool, bool]] = []
     handles = [
@@ -343,10 +431,13 @@ def summarize(trial: Trial, answer: Any) -> None:
     net.train()
     net.box.eval()
     net.norm.eval()
-    modes, hooks = [m.training for m in net.modules()], _hook_ids(net)
+    modes, hooks = [m.training for m in net.modules()], _left_on(net)
     answer(net, x, extra)
     passes = len(seen)
-    modes_after, hooks_after, autograd = [m.training for m in net.modules()], _hook_ids(net), [torch.is_grad_enabled()]
+    modes_after, hooks_after, autograd = [m.training for m in net.modules()], _left_on(net), [torch.is_grad_enabled()]
+    with torch.no_grad():
+        answer(net, x, extra)
+        autograd.append(torch.is_grad_enabled())
     trial.that(
         "runs in evaluation mode",
         not any(mode for mode, _ in seen),
@@ -362,30 +453,38 @@ def summarize(trial: Trial, answer: Any) -> None:
         got="outputs with requires_grad",
         hint="what does autograd keep during the pass?",
     )
-    error: BaseException | None = None
-    try:
-        answer(net, x, torch.randn(n, 7))
-    except Exception as caught:
-        error = caught
-    autograd.append(torch.is_grad_enabled())
-    torch.set_grad_enabled(True)
-    trial.that(
-        "an exception goes on",
-        isinstance(error, RuntimeError) and "size" in str(error),
-        expected="the model's RuntimeError",
-        got=repr(error),
-        hint="who catches it?",
-    )
+    failing: list[nn.Module] = [net, *(nn.Sequential(nn.Dropout(), _Fails(e)) for e in (RuntimeError("size"), *_ENDS))]
+    failing[1:] = [nn.Sequential(nn.Linear(4, 4).eval(), module) for module in failing[1:]]
+    raised, left, after_all = [], [], []
+    for model in failing:
+        modes_of, hooks_of = [m.training for m in model.modules()], _left_on(model)
+        error: BaseException | None = None
+        try:
+            answer(model, x, torch.randn(n, 7)) if model is net else answer(model, x)
+        except BaseException as caught:
+            error = caught
+        autograd.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(True)
+        raised.append(error)
+        after_all.append(([m.training for m in model.modules()], modes_of))
+        left.append((_left_on(model), hooks_of))
+    with trial.group("an exception goes on", hint="who catches it, and what is raised then?"):
+        size = isinstance(raised[0], RuntimeError) and "size" in str(raised[0])
+        trial.that("wrong shapes", size, expected="the model's RuntimeError", got=repr(raised[0]))
+        for model, error in zip(failing[1:], raised[1:], strict=True):
+            want = model[1][1].error
+            trial.that("the same object", error is want, expected=repr(want), got=f"{error!r}, not that object")
+    names = ["after an exception", "after an exception", *(f"after {type(end).__name__}" for end in _ENDS)]
     with trial.group("each module is in the mode it was in", hint="had all the same mode?", see=4):
         trial.equal("after a pass", modes_after, modes)
-        trial.equal("after an exception", [m.training for m in net.modules()], modes)
-    item = "autograd is on if it was"
-    trial.equal(
-        item, autograd, [True, True], hint="after a pass, and after an exception: who turns it on again?", see=4
-    )
-    with trial.group("your hooks are gone, those of others stay and run", hint="which handles are yours?", see=4):
-        trial.equal("hooks after a pass", hooks_after, hooks)
-        trial.equal("hooks after an exception", _hook_ids(net), hooks)
+        for name, (got, want) in zip(names, after_all, strict=True):
+            trial.equal(name, got, want)
+    item, on = "autograd is as it was", "after a pass, a pass with autograd off, exceptions: who restores it?"
+    trial.equal(item, autograd, [True, False] + [True] * len(failing), hint=on, see=4)
+    with trial.group("nothing of yours is left, hooks of others stay and run", hint="which handles are yours?", see=4):
+        for name, (got, want) in zip(["after a pass", *names], [(hooks_after, hooks), *left], strict=True):
+            trial.equal(f"left on the model {name}", [entry for entry in got if entry not in want], [])
+            trial.equal(f"taken from the model {name}", [entry for entry in want if entry not in got], [])
         trial.that("calls of others' hooks", passes >= 10, expected="one for each call", got=str(passes))
     for handle in handles:
         handle.remove()
@@ -420,6 +519,7 @@ class _Tall(nn.Module):
         self.blocks[10]["fc"].bias.requires_grad_(False)
         self.block = nn.GroupNorm(1, 2)
         self.layernorm, self.last = _Normal(2, 2), _Rescaled((2, 2))
+        self.root_mean, self.act = nn.RMSNorm((3, 2)), nn.ReLU()
         self.scales = nn.ParameterList([torch.ones(2, 2), torch.ones(2)])
         self.head = nn.Linear(2, 5)
         self.head.weight = self.embed.weight
@@ -435,7 +535,7 @@ def _wanted(
             continue
         parts = name.split(".")[:-1]
         place = 0
-        for length in range(len(parts), 0, -1):
+        for length in range(len(parts), -1, -1):  # 0: the model itself
             if ".".join(parts[:length]) in layers:
                 place = list(layers).index(".".join(parts[:length]))
                 break
@@ -478,6 +578,9 @@ def param_groups(trial: Trial, answer: Any) -> None:
         ("a tuple of layers, growing rates", _Tall(), (0.1, 0.05, tuple(reversed(layers)), 1.5)),
         ("nested layers", _Tall(), (0.1, 0.05, nested, 0.25)),
         ("one layer", _Tall(), (0.1, 0.05, ["head"], 0.5)),
+        ("a layer without parameters", _Tall(), (0.1, 0.05, ["stem", "act", "blocks.2.fc"], 0.5)),
+        ("the model itself as a layer", _Tall(), (0.1, 0.05, ["stem", "", "blocks"], 0.5)),
+        ("small rates", _Tall(), (1e-5, 0.05, layers, 0.5)),
         ("no decay of rates", _Tall(), (0.1, 0.05, layers)),
         ("no layers, and a decay for them", _Tall(), (0.1, 0.05, (), 0.5)),
         ("a shared layer by its second name", _Tall(), (0.1, 0.05, ["blocks.3.fc", "head"], 0.5)),
@@ -490,15 +593,21 @@ def param_groups(trial: Trial, answer: Any) -> None:
         ),
         ("all frozen", nn.Linear(3, 2).requires_grad_(False), (0.1, 0.05)),
     ]
-    found = []
+    found, unchanged = [], []
     for case, model, arguments in cases:
+        asked = copy.copy(arguments[2]) if len(arguments) > 2 else ()
         groups = answer(model, *arguments)
+        if len(arguments) > 2:
+            unchanged.append((case, arguments[2], asked))
+            arguments = (*arguments[:2], asked, *arguments[3:])
         form = isinstance(groups, list) and all(
             isinstance(group, dict) and group.keys() >= {"params", "lr", "weight_decay"} for group in groups
         )
         trial.that(
             "gives a list of groups with params, lr and weight_decay",
-            form and all(isinstance(p, nn.Parameter) for group in groups for p in group["params"]),
+            form
+            and all(isinstance(g["params"], list | tuple) for g in groups)
+            and all(isinstance(p, nn.Parameter) for group in groups for p in group["params"]),
             expected="a list of dictionaries with params (parameters), lr and weight_decay",
             got=repr(groups)[:200],
             hint="what does the constructor of an optimizer take?",
@@ -533,11 +642,15 @@ def param_groups(trial: Trial, answer: Any) -> None:
             trial.equal(f"sizes, {case}", [bool(group["params"]) for group in groups], [True] * len(groups))
             keys = {(f"{rate:.9g}", decay) for rate, decay in wanted.values()}
             trial.equal(f"groups, {case}", len(groups), len(keys))
+    with trial.group("layers stays as it is", hint="what is done to the caller's list?"):
+        for case, got, want in unchanged:
+            trial.equal(case, got, want)
     with trial.group("an unknown layer raises ValueError with its name", hint="when would nobody notice?"):
-        for layer in ("blocks.12", "bloc", "head.weight", "nowhere"):
+        for layer in ("blocks.12", "bloc", "head.weight", "nowhere", "frozen.nowhere"):
             error = None
+            model = _Tall().requires_grad_(not layer.startswith("frozen"))
             try:
-                answer(_Tall(), 0.1, 0.05, ["stem", layer, "head"], 0.5)
+                answer(model, 0.1, 0.05, ["stem", layer, "head"], 0.5)
             except Exception as caught:
                 error = caught
             right = isinstance(error, ValueError) and layer in str(error)
@@ -547,124 +660,218 @@ def param_groups(trial: Trial, answer: Any) -> None:
 # ---------------------------------------------------------------- 15-03.4
 
 
-class ActNorm(nn.Module):
-    """scale · (x - mean) for each channel."""
+class NormLinear(nn.Module):
+    """length · (direction x / ‖direction‖) + bias for each output."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.mean, self.scale = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.ones(channels))
+        self.direction = nn.Parameter(0.05 * torch.randn(outputs, inputs))
+        self.length, self.bias = nn.Parameter(torch.ones(outputs)), nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = (-1, *[1] * (x.dim() - 2))
-        return self.scale.view(shape) * (x - self.mean.view(shape))
+        return self.length * F.linear(x, F.normalize(self.direction, dim=1)) + self.bias
 
 
-class _LazyActNorm(LazyModuleMixin, ActNorm):
+_STARTED = ("direction", "length", "bias")
+
+
+class _LazyNormLinear(LazyModuleMixin, NormLinear):
     """Stand-in of exercise 4."""
 
-    cls_to_become = ActNorm
+    cls_to_become = NormLinear
 
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.mean, self.scale = UninitializedParameter(), UninitializedParameter()
+    def __init__(self, outputs: int) -> None:
+        super().__init__(0, 0)
+        self.outputs = outputs
+        self.direction, self.length, self.bias = (
+            UninitializedParameter(),
+            UninitializedParameter(),
+            UninitializedParameter(),
+        )
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> "_LazyNormLinear":
+        made = cls(linear.out_features).to(linear.weight)
+        made.load_state_dict({"direction": linear.weight}, strict=False)
+        return made
 
     def initialize_parameters(self, x: Tensor) -> None:
-        if self.has_uninitialized_params():
-            mean, scale = _statistics(x.detach())
-            for parameter, value in ((self.mean, mean), (self.scale, scale)):
-                parameter.materialize(value.shape, device=x.device, dtype=x.dtype)
-                parameter.data.copy_(value)
+        def start(parameter: Tensor, value: Callable[[], Tensor]) -> None:
+            if isinstance(parameter, UninitializedParameter):
+                new = value().to(x)
+                parameter.materialize(new.shape, device=x.device, dtype=x.dtype)
+                parameter.data.copy_(new)
+
+        x = x.detach()
+        start(self.direction, lambda: 0.05 * torch.randn(self.outputs, x.shape[-1]))
+        mean, scale = _statistics(x, self.direction.detach())
+        start(self.length, lambda: scale)
+        start(self.bias, lambda: -self.length.detach() * mean.to(x.dtype))
 
 
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and 1 over the deviation of each channel, one channel at a time."""
+def _statistics(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean, and 1 over the deviation, of each output at length 1, in float64 and one output at a time."""
     means, scales = [], []
-    for channel in range(x.shape[1]):
-        values = x[:, channel].reshape(-1)
+    for row in direction.double():
+        values = (x.double() * (row / row.square().sum().sqrt())).sum(dim=-1).flatten()
         mean = values.sum() / values.numel()
-        deviation = (((values - mean) ** 2).sum() / values.numel()).sqrt()
+        deviation = ((values - mean).square().sum() / values.numel()).sqrt()
         means.append(mean)
-        scales.append(1 / torch.clamp(deviation, min=1e-5))
+        scales.append(1 / deviation if deviation >= 1e-4 else torch.ones_like(deviation))
     return torch.stack(means), torch.stack(scales)
+
+
+def _first_inputs() -> Iterator[tuple[str, Tensor]]:
+    """Inputs of many shapes, dtypes and sizes; the last is loaded with directions along the axes."""
+    for shape in ((40, 3), (6, 5, 7), (2, 3, 4, 6), (9, 1)):
+        yield f"shape {shape}", 3 * torch.randn(shape) + torch.randn(())
+    yield "not contiguous", (2 * torch.randn(5, 8, 6) + 1).permute(2, 1, 0)
+    yield "one row", torch.randn(1, 4)
+    yield "far from 0", 1000 + 0.1 * torch.randn(512, 3)
+    yield "float64", torch.randn(30, 4, dtype=torch.float64)
+    for dtype in (torch.float16, torch.bfloat16):
+        constant = torch.randn(4).expand(8, 4)  # no deviation at all
+        yield f"constant, {dtype}", constant.to(dtype)
 
 
 @exercise(
     "15-03.4",
     "A layer that starts from its first batch",
     points=20,
-    stand_in=lambda: _LazyActNorm,
+    stand_in=lambda: _LazyNormLinear,
     stand_in_name="one of the check's",
 )
-def lazy_act_norm(trial: Trial, answer: Any) -> None:
-    """`answer()` is a lazy ActNorm that starts from its first batch."""
-    fresh = answer()
-    lazy = [isinstance(getattr(fresh, name, None), UninitializedParameter) for name in ("mean", "scale")]
+def lazy_norm_linear(trial: Trial, answer: Any) -> None:
+    """`answer(outputs)` is a lazy NormLinear that starts from its first batch."""
+    fresh = answer(3)
+    names = sorted(name for name, _ in fresh.named_parameters())
     trial.that(
-        "mean and scale are uninitialised before the first forward",
-        all(lazy) and [name for name, _ in fresh.named_parameters()] in (["mean", "scale"], ["scale", "mean"]),
-        expected="the parameters mean and scale, both UninitializedParameter",
+        "its three parameters are uninitialised before the first forward",
+        names == sorted(_STARTED) and all(isinstance(p, UninitializedParameter) for p in fresh.parameters()),
+        expected="direction, length and bias, each an UninitializedParameter",
         got=", ".join(f"{name}: {type(p).__name__}" for name, p in fresh.named_parameters()) or "no parameters",
-        hint="what takes the place of ActNorm's parameters?",
+        hint="what takes the place of NormLinear's parameters?",
     )
-    shapes = [(7, 3), (1, 4, 5), (5, 2, 3, 4), (2, 1, 2, 3, 2)]
-    batches = [(f"shape {shape}", 3 * torch.randn(shape) + torch.randn(())) for shape in shapes]
-    batches.append(("not contiguous", (2 * torch.randn(4, 6, 5) + 1).permute(2, 0, 1)))
-    small = torch.randn(64, 5) * torch.tensor([0.0, 1e-7, 0.9e-5, 1.2e-5, 1.0])
-    batches.append(("deviations around 1e-5", small.to(torch.float64)))
-    made = []
-    for case, x in batches:
-        module = answer().train(len(made) % 2 == 0)
-        made.append((case, x, module, module(x.clone())))
-    with trial.group("becomes ActNorm at the first forward", hint="which attribute of the mixin says so?"):
-        for case, _, module, _ in made:
-            trial.equal(case, type(module).__name__, "ActNorm")
-    for place, name in enumerate(("mean", "scale")):
-        item = f"{name} is that of the first batch"
-        with trial.group(item, hint="over which dimensions, and divided by what?", see=1):
-            for case, x, module, _ in made:
-                want = _statistics(x.double())[place].to(x.dtype)
-                got = getattr(module, name).detach()
-                trial.close(case, got, want, rtol=1e-4 if x.dtype == torch.float32 else 1e-7, atol=1e-6)
-    with trial.group("dtype and device are those of the input", hint="what does materialize take?"):
+    with trial.group(
+        "shape, dtype and device are those of the outputs and the input", hint="what does materialize take?"
+    ):
         here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-        for x in (torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, device=here)):
-            module = answer()
+        for outputs, x in ((4, torch.randn(5, 3, dtype=torch.float64)), (1, torch.randn(2, 5, 3, device=here))):
+            module = answer(outputs)
             module(x)
-            kinds = [(p.dtype, str(p.device)) for p in (module.mean, module.scale)]
-            trial.equal(f"{x.dtype} on {x.device}", kinds, [(x.dtype, str(x.device))] * 2)
-    with trial.group("the first output is normalised", hint="does forward run as ActNorm's?"):
-        for case, x, module, y in made[:5]:
-            mean, scale = module.mean.detach().double(), module.scale.detach().double()
-            view = (-1, *[1] * (x.dim() - 2))
-            want = (x.double() - mean.view(view)) * scale.view(view)
-            trial.close(case, y.detach(), want.to(x.dtype), rtol=1e-4, atol=1e-4)
+            kinds = {n: (tuple(p.shape), p.dtype, str(p.device)) for n, p in module.named_parameters()}
+            shapes = {"direction": (outputs, 3), "length": (outputs,), "bias": (outputs,)}
+            want = {name: (shapes[name], x.dtype, str(x.device)) for name in kinds}
+            trial.equal(f"{x.dtype} on {x.device}", kinds, want)
+    made = []
+    for case, x in _first_inputs():
+        module = answer(random.randint(2, 6)).train(len(made) % 2 == 0)
+        objects = {name: getattr(module, name) for name in _STARTED}
+        given = x.clone()
+        made.append((case, x, module, objects, module(given), given))
+    with trial.group("becomes NormLinear at the first forward", hint="which attribute of the mixin says so?"):
+        for case, _, module, _, _, _ in made:
+            trial.equal(case, type(module).__name__, "NormLinear")
+    with trial.group("direction is drawn from a normal distribution", hint="with which deviation?"):
+        drawn = []
+        for _ in range(2):
+            module = answer(100)
+            module(torch.randn(3, 200))
+            drawn.append(module.direction.detach())
+        values = torch.cat(drawn).flatten().double()  # 40,000: each bound is five standard errors or more
+        trial.close("mean", values.mean().item(), 0.0, atol=0.00125)
+        trial.close("deviation", values.std().item(), 0.05, atol=0.0009)
+        trial.close("share beyond two deviations", (values.abs() > 0.1).double().mean().item(), 0.0455, atol=0.0052)
+        trial.that("two draws", not torch.equal(*drawn), expected="two directions", got="the same twice")
+    axes = torch.eye(6, dtype=torch.float64) * torch.tensor([2.0, 0.5, 1.0, 3.0, 1.0, 0.1])[:, None]
+    small = torch.randn(64, 6, dtype=torch.float64)
+    small = (small - small.mean(dim=0)) / small.std(dim=0, correction=0)
+    small = small * torch.tensor([0.0, 1e-6, 0.9e-4, 1.1e-4, 0.3, 40.0]) + torch.tensor([7.0, 0.0, -1.0, 2.0, 0.0, 5.0])
+    item = {"length": "each output has deviation 1 over the first batch", "bias": "each output has mean 0 over it, too"}
+    for name in ("length", "bias"):
+        with trial.group(item[name], hint="over which dimensions, divided by what, and in which order?", see=2):
+            cases = [(case, x, module) for case, x, module, _, _, _ in made]
+            along = answer(6)
+            along.load_state_dict({"direction": axes}, strict=False)
+            along.double()(small)
+            for case, x, module in [*cases, ("deviations around 1e-4", small, along)]:
+                mean, scale = _statistics(x, module.direction.detach())
+                want = scale if name == "length" else -mean * module.length.detach().double()
+                rough = {torch.float32: 2e-3, torch.float64: 1e-7}.get(x.dtype, 3e-2)
+                got = getattr(module, name).detach().double()
+                trial.close(
+                    case, got, want, rtol=rough, atol=rough * (name == "bias") * max(1.0, want.abs().max().item())
+                )
+    with trial.group("the three stay the same objects", hint="what would an optimizer hold?", see=3):
+        for case, _, module, objects, _, _ in made:
+            same = {name: getattr(module, name) is parameter for name, parameter in objects.items()}
+            trial.equal(case, same, dict.fromkeys(same, True))
+    with trial.group("the first output is that of the started layer", hint="does forward run as NormLinear's?"):
+        for case, x, module, _, y, given in made:
+            trial.close(case, y.detach(), module(x).detach(), rtol=1e-3, atol=1e-3)
+            trial.equal(f"the input, {case}", given, x)
     with trial.group("gradients reach the parameters and the input", hint="is the start recorded by autograd?"):
-        x = torch.randn(6, 3, 2, requires_grad=True)
-        module = answer()
-        sent = torch.randn(6, 3, 2)
+        x, sent = (
+            torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True),
+            torch.randn(6, 2, 4, dtype=torch.float64),
+        )
+        module = answer(4)
         (module(x) * sent).sum().backward()
-        mean, scale = (value.detach()[:, None] for value in (module.mean, module.scale))
+        plain = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+        again = x.detach().clone().requires_grad_()
+        unit = plain["direction"] / plain["direction"].square().sum(dim=1, keepdim=True).sqrt()
+        ((plain["length"] * (again @ unit.T) + plain["bias"]) * sent).sum().backward()
         zero = torch.zeros(())  # where nothing arrived
-        trial.close("x.grad", x.grad if x.grad is not None else zero, sent * scale, rtol=1e-4)
-        grads = [p.grad if p.grad is not None else zero for p in (module.mean, module.scale)]
-        trial.close("mean.grad", grads[0], -(sent * scale).sum(dim=(0, 2)), rtol=1e-4, atol=1e-5)
-        trial.close("scale.grad", grads[1], (sent * (x.detach() - mean)).sum(dim=(0, 2)), rtol=1e-4, atol=1e-5)
-    with trial.group("the second batch changes nothing", hint="when is the start computed?"):
-        for case, x, module, _ in made:
+        pairs = [(name, getattr(module, name).grad, plain[name].grad) for name in _STARTED]
+        for name, got, want in [("x", x.grad, again.grad), *pairs]:
+            trial.close(f"gradient of {name}", got if got is not None else zero, want, rtol=1e-6, atol=1e-8)
+        with torch.no_grad():
+            module = answer(2)
+            module(torch.randn(3, 4))
+        trial.equal(
+            "requires_grad, first forward without autograd", [p.requires_grad for p in module.parameters()], [True] * 3
+        )
+    with trial.group("later inputs change nothing", hint="when is the start computed?"):
+        for case, x, module, _, _, _ in made:
             before = copy.deepcopy([p.detach() for p in module.parameters()])
             for mode in (True, False):
-                with suppress(RuntimeError):
-                    module.train(mode)(x * 3 + 1)
+                module.train(mode)(x * 3 + 1)
             trial.equal(case, [p.detach() for p in module.parameters()], before)
-    with trial.group("a checkpoint loaded before the first forward is kept", hint="who is asked first?", see=2):
-        state = {"mean": torch.tensor([0.5, -1.0]), "scale": torch.tensor([2.0, 0.25])}
-        for mode in (True, False):
-            module = answer().train(mode)
-            module.load_state_dict(state)
-            x = torch.randn(4, 2, 3)
-            module(x)
-            for name, value in state.items():
-                trial.close(f"{name}, training {mode}", getattr(module, name).detach(), value)
+    loaded = {
+        "direction": torch.randn(3, 4),
+        "length": torch.tensor([2.0, 0.25, -1.0]),
+        "bias": torch.tensor([0.5, -1.0, 3.0]),
+    }
+    with trial.group("what was loaded is kept, the others are started for it", hint="who is asked, and when?", see=1):
+        for count in (1, 2, 3):
+            for chosen in itertools.combinations(_STARTED, count):
+                for mode in (True, False):
+                    module = answer(3).train(mode)
+                    module.load_state_dict({name: loaded[name] for name in chosen}, strict=False)
+                    x = 2 * torch.randn(5, 7, 4) + 1
+                    case = f"loaded {', '.join(chosen)}; training {mode}"
+                    trial.call(case, lambda module=module, x=x: module(x), hint="which has a shape already?", see=1)
+                    mean, scale = _statistics(x, module.direction.detach())
+                    length = loaded["length"].double() if "length" in chosen else scale
+                    want = {"length": length, "bias": -mean * length}
+                    want |= {name: loaded[name].double() for name in chosen}
+                    for name, value in want.items():
+                        got = getattr(module, name).detach().double()
+                        trial.close(f"{name}; {case}", got, value, rtol=1e-3, atol=1e-4)
+    with trial.group("LazyNormLinear.of has the linear layer's weight as its direction", hint="what is copied?"):
+        for linear in (nn.Linear(4, 3), nn.Linear(4, 5, bias=False).double(), nn.Linear(4, 2).requires_grad_(False)):
+            weight = linear.weight.detach().clone()
+            module = answer.of(linear)
+            case = f"{linear}, {weight.dtype}"
+            trial.equal(f"its class, {case}", type(module).__name__, answer.__name__)
+            trial.equal(f"direction, {case}", module.direction.detach(), weight)
+            x = torch.randn(20, 4, dtype=weight.dtype)
+            y = module(x).detach()
+            trial.close(f"means, {case}", y.mean(dim=0), torch.zeros_like(y[0]), atol=1e-4)
+            trial.close(f"deviations, {case}", y.std(dim=0, correction=0), torch.ones_like(y[0]), atol=1e-4)
+            with torch.no_grad():
+                module.direction.zero_()
+            trial.equal(f"the linear layer's own weight, {case}", linear.weight.detach(), weight)
 
 
 # ---------------------------------------------------------------- 15-03.5
@@ -721,8 +928,10 @@ def _convert(state: Mapping[str, Tensor], target: Mapping[str, Tensor], classes:
     """Stand-in of exercise 5: written as a loop, to be seen beside the rules."""
     result: dict[str, Tensor] = {}
     names = {"self_attn.out_proj": "out", "norm1": "ln1", "norm2": "ln2", "linear1": "up", "linear2": "down"}
-    for key, tensor in state.items():
-        key = key.removeprefix("_orig_mod.")
+    for full, tensor in state.items():
+        key = full.removeprefix("_orig_mod.")
+        if full != key and key in state:
+            raise ValueError(f"{full} and {key} are the same")
         if key == "steps":
             continue
         for old, new in names.items() if key.startswith("blocks.") else ():
@@ -734,13 +943,15 @@ def _convert(state: Mapping[str, Tensor], target: Mapping[str, Tensor], classes:
             continue
         if key.startswith("head."):
             tensor = tensor[list(classes)]
-        elif key == "patch.weight" and tensor.shape[1] != target[key].shape[1]:
+        elif key == "patch.weight" and target[key].shape[1] == 1:
             tensor = tensor.sum(dim=1, keepdim=True)
         elif key == "position":
             tensor = _resized(tensor, round(target[key].shape[1] ** 0.5))
         result[key] = tensor
     if wrong := sorted(result.keys() ^ target.keys()):
         raise ValueError(f"left over or missing: {wrong}")
+    if wrong := [key for key in target if result[key].shape != target[key].shape]:
+        raise ValueError(f"of another shape: {wrong}")
     return result
 
 
@@ -761,6 +972,8 @@ def convert(trial: Trial, answer: Any) -> None:
         ("grey", {"channels": 3, "classes": 12, "grid": 3}, {"channels": 1, "grid": 3}, (7, 0, 11, 7, 3)),
         ("11 blocks", {"channels": 3, "classes": 5, "grid": 2, "depth": 11}, {"channels": 1, "grid": 2}, range(5)),
         ("one block, wide", {"channels": 3, "classes": 9, "grid": 2, "depth": 1, "width": 12}, {"grid": 2}, [8]),
+        ("four channels", {"channels": 4, "classes": 6, "grid": 2}, {"channels": 1, "grid": 2}, (3, 1, 2)),
+        ("two channels", {"channels": 2, "classes": 6, "grid": 2}, {"channels": 1, "grid": 2}, (0, 5)),
         ("colour", {"channels": 3, "classes": 12, "grid": 3}, {"channels": 3, "grid": 3}, [2, 1]),
         ("grey before", {"channels": 1, "classes": 12, "grid": 3}, {"channels": 1, "grid": 3}, [5, 6, 0]),
         ("a finer grid", {"channels": 3, "classes": 4, "grid": 3}, {"channels": 1, "grid": 5}, [3, 0]),
@@ -771,9 +984,11 @@ def convert(trial: Trial, answer: Any) -> None:
         net, state = _checkpoint(**old)
         same = {key: value for key, value in old.items() if key in ("depth", "width")}
         target = _Split(classes=len(classes), **new, **same).double().eval()
-        before = copy.deepcopy(state)
-        result = answer(state, target.state_dict(), classes)
-        results.append((case, net, state, before, target, result, classes))
+        given = target.state_dict()
+        before = copy.deepcopy((state, given))
+        result = answer(state, given, classes)
+        after = copy.deepcopy((state, given))  # target's tensors are the net's, which is loaded below
+        results.append((case, net, after, before, target, result, classes))
     with trial.group("load_state_dict accepts the result", hint="compare the two state dicts key by key", see=1):
         for case, _, _, _, target, result, _ in results:
             shapes = {key: tuple(value.shape) for key, value in result.items()}
@@ -789,8 +1004,8 @@ def convert(trial: Trial, answer: Any) -> None:
     grey = "computes what the old net does with a grey image, for the chosen classes"
     colour = "a stem with as many channels stays as it is"
     for item, chosen, hint in (
-        (grey, results[:3], "which of the moves above is which, and in which order are the parts?"),
-        (colour, results[3:5], "when is the stem folded?"),
+        (grey, results[:5], "which of the moves above is which, and in which order are the parts?"),
+        (colour, results[5:7], "when is the stem folded?"),
     ):
         with trial.group(item, hint=hint, see=2):
             for case, net, _, _, target, result, classes in chosen:
@@ -800,36 +1015,61 @@ def convert(trial: Trial, answer: Any) -> None:
                 with torch.no_grad():
                     want = net(x.expand(-1, net.patch.weight.shape[1], -1, -1))[:, list(classes)]
                     trial.close(f"logits, {case}", target(x), want, rtol=1e-7, atol=1e-7)
-    with trial.group("positions are resized to the target's grid", hint="what is the grid of target?", see=2):
+    with trial.group(
+        "positions are resized to the target's grid",
+        hint="what is the grid of target, and the dtype on the way?",
+        see=2,
+    ):
         for case, net, _, _, target, result, _ in results:
             want = _resized(net.position.detach(), round(target.position.shape[1] ** 0.5))
             trial.close(case, result["position"], want, rtol=1e-7, atol=1e-7)
-    with trial.group("state and its tensors stay as they are", hint="what do you write into?"):
-        for case, _, state, before, _, _, _ in results:
-            trial.equal(f"keys, {case}", list(state), list(before))
-            trial.equal(f"tensors, {case}", state, before)
+    with trial.group("state, target and their tensors stay as they are", hint="what do you write into?"):
+        for case, _, after, before, _, _, _ in results:
+            for name, got, want in zip(("state", "target"), after, before, strict=True):
+                trial.equal(f"keys of {name}, {case}", list(got), list(want))
+                trial.equal(f"tensors of {name}, {case}", dict(got), dict(want))
     with trial.group("tensors keep the dtype of the checkpoint", hint="where does a dtype change?"):
         for dtype in (torch.float32, torch.bfloat16):
             _, state = _checkpoint(dtype, channels=3, classes=4, grid=2)
             result = answer(state, _Split(classes=2, grid=2).double().state_dict(), [0, 3])
             trial.equal(str(dtype), {key: value.dtype for key, value in result.items()}, dict.fromkeys(result, dtype))
 
-    def refused(case: str, state: dict[str, Tensor], names: Sequence[str]) -> None:
+    def refused(case: str, state: dict[str, Tensor], names: Sequence[str], **sizes: int) -> None:
         error = None
         try:
-            answer(state, _Split(classes=2, grid=2).state_dict(), [0, 3])
+            answer(state, _Split(**{"classes": 2, "grid": 2, **sizes}).state_dict(), [0, 3])
         except Exception as caught:
             error = caught
-        right = isinstance(error, ValueError) and any(name in str(error) for name in names)
+        right = isinstance(error, ValueError) and any(
+            name in str(error).replace("\\", "") for name in names
+        )  # of an expression
         trial.that(case, right, expected=f"ValueError naming {names[0]!r}", got=repr(error)[:200])
 
-    with trial.group("an unplanned key raises ValueError with its name", hint="which list of the report?", see=3):
-        for key in ("_orig_mod.extra.bias", "_orig_mod.blocks.0.gate", "ema", "_orig_mod.head_bias"):
+    with trial.group(
+        "an unplanned key raises ValueError with its name",
+        hint="which list of the report; what does a dot match?",
+        see=3,
+    ):
+        strangers = ["_orig_mod.extra.bias", "_orig_mod.blocks.0.gate", "ema", "_orig_mod.head_bias"]
+        for key in (*strangers, "_orig_mod.blocks.0.steps", "_orig_mod.ema_updates", "head.bias", "norm.weight"):
             _, state = _checkpoint(channels=3, classes=4, grid=2)
-            refused(key, {**state, key: torch.zeros(2)}, [key.removeprefix("_orig_mod.")])
-    with trial.group("a key that nothing fills raises ValueError with its name", hint="which list of it?", see=3):
+            tensor = state.get(
+                f"_orig_mod.{key}", torch.tensor(3) if "steps" in key or "updates" in key else torch.zeros(2)
+            )
+            refused(key, {**state, key: tensor}, [key.removeprefix("_orig_mod.")])
+        _, state = _checkpoint(channels=3, classes=4, grid=2)
+        key = "blocks.0.self_attn_out_proj.bias"  # a name like the planned one, in its place
+        state[f"_orig_mod.{key}"] = state.pop("_orig_mod.blocks.0.self_attn.out_proj.bias")
+        refused(key, state, [key, "blocks.0.out.bias"])
+        _, state = _checkpoint(channels=3, classes=4, grid=2, depth=3)
+        refused("a block more than target has", state, ["blocks.2."])
+    item = "a key that nothing fills raises ValueError with its name"
+    with trial.group(item, hint="who raises first, and which list of the report?", see=3):
         for key, names in (
             ("norm.bias", ["norm.bias"]),
+            ("position", ["position"]),
+            ("patch.weight", ["patch.weight"]),
+            ("patch.bias", ["patch.bias"]),
             ("head.weight", ["head.weight"]),
             ("blocks.1.norm2.weight", ["blocks.1.ln2.weight"]),
             ("blocks.0.self_attn.in_proj_bias", [f"blocks.0.{part}.bias" for part in ("query", "key", "value")]),
@@ -837,3 +1077,17 @@ def convert(trial: Trial, answer: Any) -> None:
             _, state = _checkpoint(channels=3, classes=4, grid=2)
             del state[f"_orig_mod.{key}"]
             refused(key, state, names)
+    with trial.group(
+        "a tensor that doesn't get its shape raises ValueError with its name", hint="who compares?", see=3
+    ):
+        one, head = ["patch.weight"], ["head.weight", "head.bias"]
+        wide = list(_Split(classes=2, grid=2, width=12).state_dict())
+        for channels, old, keys, sizes in (
+            (3, 1, one, {}),
+            (2, 3, one, {}),
+            (4, 2, one, {}),
+            (1, 3, wide, {"width": 12}),
+            (1, 3, head, {"classes": 3}),
+        ):
+            _, state = _checkpoint(channels=old, classes=4, grid=2)
+            refused(f"{old} channels for {channels}, {sizes}", state, keys, channels=channels, **sizes)
