@@ -132,7 +132,7 @@ WRONG_PAD = {
     "-1 stands for padding": (mask_that_takes_for_padding(-1.0), VALUES),
     "NaN stands for padding": (mask_that_takes_for_padding(math.nan), VALUES),
     "negative values are cut": (pad(after=lambda p, m, y: (p.relu(), m, y)), "data first, then zeros"),
-    "28 rows at most": (pad(before=lambda batch: [(x[:28], y) for x, y in batch]), "data first, then zeros"),
+    "28 steps at most": (pad(after=lambda p, m, y: (p[:, :28], m, y)), "data first, then zeros"),
     "through single precision": (
         pad(after=lambda p, m, y: (p.float().to(p.dtype), m, y)),
         "the dtype of the sequences",
@@ -390,6 +390,10 @@ WRONG_BUCKET = {
     "the same batches in each epoch": (buckets(shuffle_bucket=lambda *_: None), "before they are cut"),
     "bucket after bucket": (buckets(shuffle_batches=lambda self, dice, batches: batches), "shuffled together"),
     "buckets in turn": (buckets(shuffle_batches=round_robin), "shuffled together"),
+    "the first index is forgotten": (
+        buckets(buckets=lambda self: [b if self.drop_last else list(filter(None, b)) for b in Buckets.buckets(self)]),
+        "exactly once",
+    ),
     "the same list for all batches": (buckets(__iter__=the_same_list), "exactly once"),
     "the same indices left over": (buckets(shuffle_bucket=left_over_for_ever), "before they are cut"),
     "shuffled within windows": (buckets(shuffle_bucket=within_windows), "before they are cut"),
@@ -973,11 +977,9 @@ class NoIterableDataset:
 
 def every_nth_sample(self):
     info = get_worker_info()
-    whole = (s for place in self.order() for s in Stream.samples(self, self.shards[place]))
-    if info is None:
-        yield from Stream.__iter__(self)
-    else:
-        yield from itertools.islice(whole, info.id, None, info.num_workers)
+    number, count = (info.id, info.num_workers) if info else (0, 1)
+    self.mine = self.order
+    yield from itertools.islice(Stream.__iter__(self), number, None, count)
 
 
 def sharded_twice(self, shard):
@@ -1192,6 +1194,7 @@ PROMISES_STREAM = [
         "samples are passed on one by one",
         "a shard's samples at once",
     ),
+    ("none is kept", "samples are passed on one by one", "remembers all samples"),
     ("Shards and samples may be anything, such as a list, or 0", ALL, "drops what counts as false"),
     (
         "The global random state is neither used nor changed",
@@ -1201,7 +1204,7 @@ PROMISES_STREAM = [
     ("the stream raises `RuntimeError` with `str(shard)` in its message", ERROR, "an error without a name"),
     ("the exception as its `__cause__`", ERROR, "an error without its cause"),
     ("in a worker, too", ERROR, "a worker skips broken shards"),
-    ("It reads no further, and no shard twice", ERROR, "tries a broken shard again"),
+    ("It is not read again", ERROR, "tries a broken shard again"),
     (
         "Leaving the stream early (`GeneratorExit`, `KeyboardInterrupt`) is no such error",
         "leaving the stream early is no error",

@@ -278,12 +278,12 @@ def bucket(trial: Trial, answer: Any) -> None:
             sampler, apart = answer([5] * 20, 8, [10], drop_last), set()
             for number in range(6):
                 sampler.set_epoch(number)
-                full = itertools.chain.from_iterable(batch for batch in epoch(sampler) if len(batch) == 8)
-                apart.add(frozenset(range(20)) - frozenset(full))
+                batches = epoch(sampler)
+                missing = set(range(20)).difference(*batches)
+                apart.add(frozenset(missing if drop_last else min(batches, key=len, default=[])))
+            what = "left out" if drop_last else "in the shortest batch"
             case = f"20 indices in batches of 8, drop_last={drop_last}, six epochs"
-            trial.that(
-                case, len(apart) > 1, expected="other indices left over", got=f"always {sorted(min(apart, key=len))}"
-            )
+            trial.that(case, len(apart) > 1, expected=f"others are {what}", got=f"always {sorted(min(apart, key=len))}")
     with trial.group(
         "the batches of all buckets are shuffled together", hint="from which buckets do they come, in turn?"
     ):
@@ -779,22 +779,21 @@ def stream(trial: Trial, answer: Any) -> None:
         "workers: the shards are in the epoch's order", hint="in which order does a worker read its part?"
     ):
         for shards, count in workers:
-            wanted = [shard for shard in in_order(shards, 5) if sizes[shard]]
+            wanted = shards_in(new(shards, 4, 1))
             for got in map(shards_in, of_workers(shards, count, 4, 1)):
                 trial.equal(f"{shards} shards, {count} workers", got, [shard for shard in wanted if shard in got])
     with trial.group("a shard is read when its first sample is asked for", hint="when is `read` called?", see=2):
-        for count in (2, 9):
-            order = in_order(count, 1)
-            filled = next(place for place, shard in enumerate(order) if sizes[shard])
-            for where in ("main process", "worker"):
-                made = new(count, 1)
-                with nullcontext() if where == "main process" else _in_worker(0, 1, made):
-                    iterator = iter(made)
-                    trial.equal(f"{where}: read before the first sample", opened, [])
-                    next(iterator)
-                    trial.equal(f"{where}: read at the first sample", opened, order[: filled + 1])
-                    list(iterator)
-                    trial.equal(f"{where}: read at the end", opened, order)
+        for count, where in itertools.product((2, 9), ("main process", "worker")):
+            made = new(count, 1)
+            with nullcontext() if where == "main process" else _in_worker(0, 1, made):
+                list(made)
+                order = list(opened)
+                filled = next(place for place, shard in enumerate(order) if sizes[shard])
+                opened.clear()
+                iterator = iter(made)
+                trial.equal(f"{where}: read before the first sample", opened, [])
+                next(iterator)
+                trial.equal(f"{where}: read at the first sample", opened, order[: filled + 1])
     with trial.group("samples are passed on one by one", hint="how many samples does the stream hold?", see=2):
         for where in ("main process", "worker"):
             alive: weakref.WeakSet = weakref.WeakSet()
@@ -846,8 +845,7 @@ def stream(trial: Trial, answer: Any) -> None:
                 trial.that(case, fine, expected=f"RuntimeError with {name}", got=shown)
                 cause = raised and raised.__cause__
                 trial.that(f"{case}: cause", raised is None or cause is error, expected=repr(error), got=repr(cause))
-                order = in_order(9, 0)
-                trial.equal(f"{case}: shards read", reads, order[: order.index(bad) + 1])
+                trial.equal(f"{case}: how often it is read", reads.count(bad), 1)
     with trial.group("leaving the stream early is no error", hint="what does your `except` catch?"):
         for stop in (GeneratorExit, KeyboardInterrupt):
             iterator = answer([["x"]], lambda shard: iter("abc"))
@@ -990,6 +988,15 @@ def resume(trial: Trial, answer: Any) -> None:
             used, _ = saved(size, seed, 1, min(4, size - 1))
             used.load_state_dict(state)
             follow(used, size, seed, epochs * size + count, f"{epochs} epochs and {count} of {size}")
+    ahead_of = ((20, 0, 0, 9, 4), (20, 1, 1, 20, 5), (20, 1, 2, 0, 7), (20, 0, 0, 6, 6), (20, 0, 1, 3, 5))
+    with trial.group("in_flight: what is not trained on comes again", hint="the sampler is ahead of training", see=1):
+        for size, seed, epochs, count, ahead in (*ahead_of, (6, 2, 3, 2, 9), (3, 0, 4, 1, 13), (1, 0, 3, 0, 2)):
+            sampler, state = saved(size, seed, epochs, count, ahead)
+            done = epochs * size + count
+            trial.equal("asked again", sampler.state_dict(ahead), state)
+            new = answer(size, seed)
+            new.load_state_dict(state)
+            follow(new, size, seed, done - ahead, f"{done} handed out of epochs of {size}, {ahead} in flight")
     with trial.group("saved, loaded, saved and loaded again", hint="what does the state say after a state was loaded?"):
         for size, seed, pieces in ((20, 0, (6, 3, 15, 20, 1)), (7, 2, (5, 5, 5, 5))):
             state, done = None, 0
@@ -1009,15 +1016,6 @@ def resume(trial: Trial, answer: Any) -> None:
             new = answer(size, seed)
             new.load_state_dict(sampler.state_dict(done))
             follow(new, size, seed, 0, f"{done} handed out, all of them in flight")
-    ahead_of = ((20, 0, 0, 9, 4), (20, 1, 1, 20, 5), (20, 1, 2, 0, 7), (20, 0, 0, 6, 6), (20, 0, 1, 3, 5))
-    with trial.group("in_flight: what is not trained on comes again", hint="the sampler is ahead of training", see=1):
-        for size, seed, epochs, count, ahead in (*ahead_of, (6, 2, 3, 2, 9), (3, 0, 4, 1, 13), (1, 0, 3, 0, 2)):
-            sampler, state = saved(size, seed, epochs, count, ahead)
-            done = epochs * size + count
-            trial.equal("asked again", sampler.state_dict(ahead), state)
-            new = answer(size, seed)
-            new.load_state_dict(state)
-            follow(new, size, seed, done - ahead, f"{done} handed out of epochs of {size}, {ahead} in flight")
     with trial.group("len() is size", hint="whatever the state"):
         for size in (1, 9):
             sampler = answer(size)
