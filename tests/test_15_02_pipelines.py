@@ -21,7 +21,7 @@ from course.answers import definitions
 CELLS = """
     data mini-loader equal-to-loader row-sequences ex-pad pack-collate row-gru padding-waste ex-bucket walk ex-weighted
     chi-square workers draws draws-mended write-shards tar-samples truncated read-shard ex-stream shuffle-buffer
-    resumable-stream resume-stream placed memory ex-resume prefetch whole-batches jittered timeline
+    resumable-stream memory ex-resume prefetch whole-batches jittered timeline
 """
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the notebook's classes reach workers by fork only")
 
@@ -371,26 +371,6 @@ def test_a_stream_takes_no_state_of_another_buffer(lesson):
     stream = lesson.ResumableStream(lesson.ShardedStream([range(4)], iter), 3)
     with pytest.raises(ValueError, match="buffer of 2"):
         stream.load_state_dict(stream.state_dict() | {"buffer": 2})
-
-
-@linux
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("done", [1, 10, 27])
-def test_places_that_travel_with_the_samples_lose_none(lesson, count, done):
-    def new():
-        parts = [range(0, 4), range(4, 4), range(4, 20), range(20, 30)]
-        return lesson.ResumableStream(lesson.ShardedStream(parts, iter, seed=2), 5)
-
-    places, seen = {}, []
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        loader = DataLoader(lesson.Placed(new()), batch_size=None, **lesson.workers(count))
-    for worker, taken, sample in itertools.islice(loader, done):
-        places[worker] = taken
-        seen.append(sample)
-    rest = [sample for *_, sample in lesson.epoch(lesson.Placed(new(), places), count)]
-    assert sorted(seen + rest) == list(range(30))
-    del loader
-    assert alive() == 0
 
 
 def test_the_streams_peak_does_not_grow_with_the_number_of_shards(lesson, tmp_path):

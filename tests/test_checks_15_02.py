@@ -686,11 +686,11 @@ def by_multinomial(self):
 
 
 def walking(self):
-    found = []
+    found, weights = [], self.weights.tolist()
     for dart in (self.uniform(self.count) * self.weights.sum()).tolist():
         index = 0
-        while index < len(self.weights) - 1 and dart >= float(self.weights[index]):
-            dart -= float(self.weights[index])
+        while index < len(weights) - 1 and dart >= weights[index]:
+            dart -= weights[index]
             index += 1
         found.append(index)
     return found

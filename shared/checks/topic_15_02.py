@@ -492,14 +492,14 @@ def weighted(trial: Trial, answer: Any) -> None:
             fits(f"weights {weights}", [got[i] for i in range(len(weights))], weights)
     with trial.group("a draw costs less than a pass over the weights", hint="what is done anew for each draw?", see=1):
         many = torch.rand(200_000, dtype=torch.float64, generator=_generator(4)) + 0.5
-        few, more = (answer(many, count, True, _generator(0)) for count in (5, 105))
+        few, more = (answer(many, count, True, _generator(0)) for count in (5, 25))
         each = once = 0.0
         fine = False
         for _ in range(4):  # a busy machine is given more chances
             once = _best(lambda: many.cumsum(0))
             short, long = _best(lambda: list(few), 2), _best(lambda: list(more), 1)
-            each = (long - short) / 100
-            fine = each < once / 2 or long < 4 * short  # or both are spent on the one pass
+            each = (long - short) / 20
+            fine = each < once / 2 or long < 3 * short  # or both are spent on the one pass
             if fine or each > 20 * once:
                 break
         trial.that(
