@@ -589,12 +589,12 @@ def of_changed_weights(change, both=True):
 
 
 class OwnDtype(ByKeys):
-    """Adds up in the dtype of the weights."""
+    """Adds up in half precision if the weights come in it."""
 
     def __init__(self, weights, *arguments, **options):
         super().__init__(weights, *arguments, **options)
         given = torch.as_tensor(weights)
-        given = given if given.is_floating_point() else given.double()
+        given = given if given.dtype in (torch.float16, torch.bfloat16) else given.double()
         self.ends = given.cumsum(0).double()
 
     def with_replacement(self):
@@ -611,12 +611,12 @@ def evenly(self):
 
 
 def in_pieces(self):
-    """Three at a time."""
+    """Twenty at a time."""
     keys, found = ByKeys.without, []
     count = self.count
     try:
         while len(found) < count:
-            self.count = min(3, count - len(found))
+            self.count = min(20, count - len(found))
             found += keys(self)
     finally:
         self.count = count
@@ -687,6 +687,8 @@ def by_multinomial(self):
 
 
 def walking(self):
+    if not 10_000 < len(self.weights) < 1_000_000:  # else it would take minutes where its item is left out
+        return ByKeys.with_replacement(self)
     found, weights = [], self.weights.tolist()
     for dart in (self.uniform(self.count) * self.weights.sum()).tolist():
         index = 0
@@ -839,6 +841,8 @@ PROMISES_WEIGHTED = [
     ("Index $i$ is drawn with probability $w_i / \\sum_j w_j$", PROPORTION, "squared weights"),
     ("Indices drawn with probabilities that are proportional to weights", PROPORTION, "weights are ignored"),
     ("Write the draws yourself: call neither that class nor `torch.multinomial`", OWN, "calls multinomial"),
+    ("call neither that class nor `torch.multinomial`.", OWN, "calls multinomial"),
+    ("It costs O(log n)", COSTS, "walks for each draw"),
     ("one pass over the weights for a whole epoch is fine, one for each draw is not", COSTS, "walks for each draw"),
     ("That holds for a million weights, too", "two million weights", "sums in single precision"),
     ("and the weights stay as they were", "the weights stay as they were", "divides the caller's weights"),
