@@ -4,7 +4,7 @@ from shared.data import load_cifar10, load_fashion_mnist
 from shared.device import get_device
 from shared.errors import expect_error
 from shared.launcher import LaunchError, launch
-from shared.seeding import make_generator, seed_everything, seed_worker
+from shared.seeding import make_generator, seed_everything
 from shared.timing import compare, measure, pretty_seconds, stopwatch
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "measure",
     "pretty_seconds",
     "seed_everything",
-    "seed_worker",
     "stopwatch",
 ]

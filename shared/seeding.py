@@ -25,14 +25,3 @@ def seed_everything(seed: int = 0) -> None:
 def make_generator(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own for a DataLoader or a sampler, so that it does not depend on what ran before."""
     return torch.Generator(device=device).manual_seed(seed)
-
-
-def seed_worker(worker_id: int) -> None:
-    """`worker_init_fn` for a DataLoader: Python's and NumPy's generators follow PyTorch's in each worker.
-
-    PyTorch gives each worker its own seed, but only to `torch` and `random`; on a forked worker NumPy
-    starts as a copy of the parent's, the same in all workers.
-    """
-    seed = torch.initial_seed() % 2**32
-    random.seed(seed)
-    np.random.seed(seed)

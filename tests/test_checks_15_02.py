@@ -67,6 +67,51 @@ def mask_of_one_at_least(batch):
     return padded, torch.arange(padded.shape[1]) < ends[:, None], labels
 
 
+def mask_that_takes_for_padding(value):
+    def collate(batch):
+        if not batch:
+            raise ValueError("empty")
+        padded = pad_sequence([sequence for sequence, _ in batch], batch_first=True, padding_value=value)
+        filler = padded.isnan() if math.isnan(value) else padded == value
+        mask = ~filler.all(2)
+        return padded.masked_fill(~mask[..., None], 0), mask, torch.tensor([label for _, label in batch])
+
+    return collate
+
+
+def empties_the_list(batch):
+    found = pad_by_slices(batch)
+    batch.clear()
+    return found
+
+
+def normalises_in_place(batch):
+    for sequence, _ in batch:
+        if len(sequence):
+            sequence /= sequence.abs().max()
+    return pad_by_slices(batch)
+
+
+def one_buffer(batch, kept={}):  # noqa: B006
+    padded, mask, labels = pad_by_slices(batch)
+    buffer = kept.setdefault((padded.dtype, *padded.shape), padded)
+    return buffer.copy_(padded), mask, labels
+
+
+def one_step_at_least(batch):
+    padded, mask, labels = pad_by_slices(batch)
+    return (
+        (padded, mask, labels) if padded.shape[1] else (padded.new_zeros(len(batch), 1, padded.shape[2]), mask, labels)
+    )
+
+
+def fails_by_accident(batch):
+    sequences, labels = zip(*batch, strict=True)  # of nothing: a ValueError that doesn't say why
+    return pad_by_slices(list(zip(sequences, labels, strict=True)))
+
+
+VALUES = "mask and padding don't depend on the values"
+KEPT = "neither the batch nor an earlier result is changed"
 WRONG_PAD = {
     "nothing is returned": (lambda batch: None, "three tensors"),
     "zeros in front": (pad_at_the_front, "data first, then zeros"),
@@ -83,7 +128,20 @@ WRONG_PAD = {
     "mask of sorted lengths": (mask_of_sorted_lengths, "True where there is data"),
     "True for padding": (pad(after=lambda p, m, y: (p, ~m, y)), "True where there is data"),
     "a mask of floats": (pad(after=lambda p, m, y: (p, m.float(), y)), "True where there is data"),
-    "mask from the values": (pad(after=lambda p, m, y: (p, (p != 0).any(2), y)), "where the data is zero, too"),
+    "mask from the values": (pad(after=lambda p, m, y: (p, (p != 0).any(2), y)), VALUES),
+    "-1 stands for padding": (mask_that_takes_for_padding(-1.0), VALUES),
+    "NaN stands for padding": (mask_that_takes_for_padding(math.nan), VALUES),
+    "negative values are cut": (pad(after=lambda p, m, y: (p.relu(), m, y)), "data first, then zeros"),
+    "28 steps at most": (pad(after=lambda p, m, y: (p[:, :28], m, y)), "data first, then zeros"),
+    "through single precision": (
+        pad(after=lambda p, m, y: (p.float().to(p.dtype), m, y)),
+        "the dtype of the sequences",
+    ),
+    "one step at least": (one_step_at_least, "sequences of no rows"),
+    "normalises in place": (normalises_in_place, "data first, then zeros"),
+    "the list is emptied": (empties_the_list, "nor an earlier result is changed"),
+    "one buffer for all calls": (one_buffer, "nor an earlier result is changed"),
+    "a ValueError by accident": (fails_by_accident, "an empty batch"),
     "at least one row": (mask_of_one_at_least, "sequences of no rows"),
     "labels as floats": (pad(after=lambda p, m, y: (p, m, y.float())), "the labels"),
     "labels in reverse": (pad(after=lambda p, m, y: (p, m, y.flip(0))), "the labels"),
@@ -105,13 +163,15 @@ PROMISES_PAD = [
     ),
     ("in their own dtype", "padded: the dtype of the sequences", "always float32"),
     ("a bool mask $(B, T)$: `True` where there is data", "the mask is True where there is data", "True for padding"),
-    ("also where the data is zero", "the mask is True where the data is zero, too", "mask from the values"),
+    ("whatever its values are (zero and NaN are data)", VALUES, "NaN stands for padding"),
+    ("Leave the batch as it is", KEPT, "the list is emptied"),
+    ("each call returns new tensors", KEPT, "one buffer for all calls"),
     ("and may be 0", "sequences of no rows", "at least one row"),
     ("the labels, int64 $(B,)$.", "the labels", "labels as floats"),
     (
-        "An empty batch raises `ValueError`",
+        "An empty batch raises `ValueError` with *empty* in its message",
         "an empty batch raises ValueError",
-        "an empty batch is an IndexError",
+        "a ValueError by accident",
     ),
 ]
 CONTEXT_PAD = ["`batch` is a list of pairs", "Write `pad_collate(batch)`", "whose $L$ differs"]
@@ -276,6 +336,41 @@ class DrawsGlobally(OneGenerator):
         return random
 
 
+def the_same_list(self):
+    batch = []
+    for found in self.epoch_of_batches():
+        batch[:] = found
+        yield batch
+
+
+def left_over_for_ever(self, dice, bucket):
+    full = len(bucket) // self.batch_size * self.batch_size
+    first, rest = bucket[:full], bucket[full:]
+    dice.shuffle(first)
+    bucket[:] = first + rest
+
+
+def within_windows(self, dice, bucket):
+    bucket.sort(key=lambda index: index + dice.uniform(0, 3 * self.batch_size))
+
+
+def short_ones_last(self, dice, batches):
+    dice.shuffle(batches)
+    return sorted(batches, key=len, reverse=True)
+
+
+def out_of_one_list(self):
+    self.left = self.epoch_of_batches()
+    while self.left:
+        yield self.left.pop()
+
+
+class SortsLengths(Buckets):
+    def __init__(self, lengths, *arguments, **options):
+        super().__init__(list(lengths), *arguments, **options)
+        lengths.sort()
+
+
 WRONG_BUCKET = {
     "tuples": (buckets(__iter__=tuples), "list of ints"),
     "tensors": (buckets(__iter__=tensors), "list of ints"),
@@ -295,6 +390,21 @@ WRONG_BUCKET = {
     "the same batches in each epoch": (buckets(shuffle_bucket=lambda *_: None), "before they are cut"),
     "bucket after bucket": (buckets(shuffle_batches=lambda self, dice, batches: batches), "shuffled together"),
     "buckets in turn": (buckets(shuffle_batches=round_robin), "shuffled together"),
+    "the first index is forgotten": (
+        buckets(buckets=lambda self: [b if self.drop_last else list(filter(None, b)) for b in Buckets.buckets(self)]),
+        "exactly once",
+    ),
+    "the same list for all batches": (buckets(__iter__=the_same_list), "exactly once"),
+    "the same indices left over": (buckets(shuffle_bucket=left_over_for_ever), "before they are cut"),
+    "shuffled within windows": (buckets(shuffle_bucket=within_windows), "before they are cut"),
+    "short batches last": (buckets(shuffle_batches=short_ones_last), "shuffled together"),
+    "two iterators share a list": (buckets(__iter__=out_of_one_list), "the same epoch gives the same"),
+    "seed and epoch added": (buckets(dice=lambda self: random.Random(self.seed + self.epoch)), "another seed"),
+    "an epoch's last digit": (
+        buckets(dice=lambda self: random.Random(f"{self.seed} {self.epoch % 10}")),
+        "another epoch",
+    ),
+    "sorts the caller's lengths": (SortsLengths, "the arguments stay"),
     "one generator for ever": (OneGenerator, "the same epoch gives the same"),
     "draws from the global generator": (DrawsGlobally, "the same epoch gives the same"),
     "the seed is ignored": (buckets(dice=lambda self: random.Random(self.epoch)), "another seed"),
@@ -324,7 +434,7 @@ PROMISES_BUCKET = [
         "another epoch, or another seed, gives others",
         "the seed is ignored",
     ),
-    ("Each batch is a list of ints", "each batch is a list of ints", "tuples"),
+    ("Each batch is a new list of ints", "each index comes exactly once", "the same list for all batches"),
     ("The batches of this epoch, lists of ints", "each batch is a list of ints", "tensors"),
     ("all from one bucket", "each batch is of one bucket", "no buckets at all"),
     (
@@ -355,10 +465,12 @@ PROMISES_BUCKET = [
         "one generator for ever",
     ),
     (
-        "another epoch or another seed gives others",
+        "each pair of seed and epoch gives others",
         "another epoch, or another seed, gives others",
-        "the seed is ignored",
+        "seed and epoch added",
     ),
+    ("the arguments stay as they were", "the arguments stay as they were", "sorts the caller's lengths"),
+    ("also twice at once", "the same epoch gives the same batches", "two iterators share a list"),
     (
         "The global random state is neither used nor changed",
         "the global random state is neither used nor changed",
@@ -440,10 +552,11 @@ class Weighted:
 
 
 class ByKeys(Weighted):
-    """Multinomial with replacement; Efraimidis and Spirakis' keys without."""
+    """Bisection with replacement; Efraimidis and Spirakis' keys without."""
 
     def with_replacement(self):
-        return torch.multinomial(self.weights, self.count, True, generator=self.generator).tolist()
+        ends = self.weights.cumsum(0)
+        return torch.searchsorted(ends, self.uniform(self.count) * ends[-1], right=True).tolist()
 
     def without(self):
         keys = self.uniform(len(self.weights)).log() / self.weights
@@ -476,12 +589,12 @@ def of_changed_weights(change, both=True):
 
 
 class OwnDtype(ByKeys):
-    """Adds up in the dtype of the weights."""
+    """Adds up in half precision if the weights come in it."""
 
     def __init__(self, weights, *arguments, **options):
         super().__init__(weights, *arguments, **options)
         given = torch.as_tensor(weights)
-        given = given if given.is_floating_point() else given.double()
+        given = given if given.dtype in (torch.float16, torch.bfloat16) else given.double()
         self.ends = given.cumsum(0).double()
 
     def with_replacement(self):
@@ -498,12 +611,12 @@ def evenly(self):
 
 
 def in_pieces(self):
-    """Three at a time."""
+    """Twenty at a time."""
     keys, found = ByKeys.without, []
     count = self.count
     try:
         while len(found) < count:
-            self.count = min(3, count - len(found))
+            self.count = min(20, count - len(found))
             found += keys(self)
     finally:
         self.count = count
@@ -524,7 +637,8 @@ class OwnDefault(ByKeys):
 
 
 def without_by_global_state(self):
-    return torch.multinomial(self.weights, self.count, False).tolist()
+    keys = torch.rand(len(self.weights), dtype=torch.float64).log() / self.weights
+    return keys.masked_fill(self.weights == 0, -math.inf).topk(self.count).indices.tolist()
 
 
 def checks(one):
@@ -551,7 +665,98 @@ def misses(case):
     return checks(lambda w: any(look(w) for look in rest))
 
 
+class Alias(Weighted):
+    """Walker's alias method."""
+
+    def with_replacement(self):
+        share = (self.weights / self.weights.sum() * len(self.weights)).tolist()
+        other, small = list(range(len(share))), [i for i, x in enumerate(share) if x < 1]
+        large = [i for i, x in enumerate(share) if x >= 1]
+        while small and large:
+            i, j = small.pop(), large[-1]
+            other[i], share[j] = j, share[j] - (1 - share[i])
+            if share[j] < 1:
+                small.append(large.pop())
+        column = torch.randint(len(share), (self.count,), generator=self.generator)
+        own = self.uniform(self.count) < torch.tensor(share, dtype=torch.float64)[column]
+        return torch.where(own, column, torch.tensor(other)[column]).tolist()
+
+
+def by_multinomial(self):
+    return torch.multinomial(self.weights, self.count, self.replacement, generator=self.generator).tolist()
+
+
+def walking(self):
+    if not 10_000 < len(self.weights) < 1_000_000:  # else it would take minutes where its item is left out
+        return ByKeys.with_replacement(self)
+    found, weights = [], self.weights.tolist()
+    for dart in (self.uniform(self.count) * self.weights.sum()).tolist():
+        index = 0
+        while index < len(weights) - 1 and dart >= weights[index]:
+            dart -= weights[index]
+            index += 1
+        found.append(index)
+    return found
+
+
+def single_precision_sums(self):
+    ends = self.weights.float().cumsum(0)
+    darts = torch.rand(self.count, generator=self.generator) * ends[-1]
+    return torch.searchsorted(ends, darts, right=True).clamp(max=len(ends) - 1).tolist()
+
+
+def single_precision_darts(self):
+    ends = self.weights.cumsum(0)
+    darts = torch.rand(self.count, generator=self.generator).double() * ends[-1]
+    return torch.searchsorted(ends, darts, right=True).tolist()
+
+
+def the_left_side(self):
+    ends = self.weights.cumsum(0)
+    return torch.searchsorted(ends, self.uniform(self.count) * ends[-1]).tolist()
+
+
+def normalised_ends(self):
+    ends = (self.weights / self.weights.sum()).cumsum(0)
+    return torch.searchsorted(ends, self.uniform(self.count), right=True).clamp(max=len(ends) - 1).tolist()
+
+
+def second_half_follows(self):
+    half = self.uniform((self.count + 1) // 2)
+    darts = torch.cat([half, (half + 0.5) % 1])[: self.count] * self.weights.sum()
+    return torch.searchsorted(self.weights.cumsum(0), darts, right=True).clamp(max=len(self.weights) - 1).tolist()
+
+
+def first_three_only(self):
+    first = ByKeys.without(self)
+    rest = [i for i in first[3:] if self.weights[i] > 0]
+    return first[:3] + [rest[i] for i in torch.randperm(len(rest), generator=self.generator).tolist()]
+
+
+def powers(self):
+    """u^(1/w): 0 for all small weights."""
+    keys = self.uniform(len(self.weights)) ** (1 / self.weights)
+    return keys.masked_fill(self.weights == 0, -1).topk(self.count).indices.tolist()
+
+
+class NormalisesInPlace(ByKeys):
+    def __init__(self, weights, *arguments, **options):
+        super().__init__(weights, *arguments, **options)
+        self.weights /= self.weights.sum()
+
+
+class OneIterator(ByKeys):
+    def __iter__(self):
+        self.iterator = ByKeys.__iter__(self)
+        return self
+
+    def __next__(self):
+        return next(self.iterator)
+
+
 PROPORTION = "with replacement: in proportion to the weights"
+OWN = "the draws are written by you"
+COSTS = "a draw costs less than a pass over the weights"
 LEFT = "without replacement: each draw in proportion to the weights that are left"
 BAD_WEIGHTS = "ValueError for weights that can't be used"
 BAD_COUNT = "ValueError for a num_samples that can't be drawn"
@@ -575,8 +780,19 @@ WRONG_WEIGHTED = {
         of_changed_weights(lambda w: w.masked_fill(w == 0, float(w.mean()) / 50)),
         "weight 0 is never drawn",
     ),
+    "walks for each draw": (weighted(with_replacement=walking), COSTS),
+    "calls multinomial": (weighted(__iter__=lambda self: iter(by_multinomial(self))), "written by you"),
+    "sums in single precision": (weighted(with_replacement=single_precision_sums), "two million weights"),
+    "darts in single precision": (weighted(with_replacement=single_precision_darts), "two million weights"),
+    "a dart at 0 hits the first piece": (weighted(with_replacement=the_left_side), "weight 0 is never drawn"),
+    "the line ends before 1": (weighted(with_replacement=normalised_ends), "weight 0 is never drawn"),
+    "the second half follows from the first": (weighted(with_replacement=second_half_follows), "independent"),
+    "weighted up to the third": (weighted(without=first_three_only), LEFT),
+    "keys that underflow": (weighted(without=powers), LEFT),
+    "divides the caller's weights": (NormalisesInPlace, "the weights stay"),
+    "one iterator for all": (OneIterator, "draws anew"),
     "sorted": (weighted(with_replacement=lambda self: sorted(ByKeys.with_replacement(self))), "independent"),
-    "at equal distances": (weighted(with_replacement=evenly), "independent"),
+    "at equal distances": (weighted(with_replacement=evenly), "two million weights|independent"),
     "in pieces": (weighted(without=in_pieces), "no index comes twice"),
     "replacement is ignored": (weighted(without=ByKeys.with_replacement), "no index comes twice"),
     "unweighted without replacement": (
@@ -624,12 +840,18 @@ WRONG_WEIGHTED = {
 PROMISES_WEIGHTED = [
     ("Index $i$ is drawn with probability $w_i / \\sum_j w_j$", PROPORTION, "squared weights"),
     ("Indices drawn with probabilities that are proportional to weights", PROPORTION, "weights are ignored"),
+    ("Write the draws yourself: call neither that class nor `torch.multinomial`", OWN, "calls multinomial"),
+    ("call neither that class nor `torch.multinomial`.", OWN, "calls multinomial"),
+    ("It costs O(log n)", COSTS, "walks for each draw"),
+    ("one pass over the weights for a whole epoch is fine, one for each draw is not", COSTS, "walks for each draw"),
+    ("That holds for a million weights, too", "two million weights", "sums in single precision"),
+    ("and the weights stay as they were", "the weights stay as they were", "divides the caller's weights"),
     ("of any real dtype", "weights of any real dtype", "added up in half precision"),
     ("so one of weight 0 is never drawn", "weight 0 is never drawn", "a little for those of weight 0"),
     (
         "With replacement each draw is independent of the others",
         "with replacement: draws are independent",
-        "at equal distances",
+        "the second half follows from the first",
     ),
     (
         "Without replacement no index is drawn twice",
@@ -671,8 +893,6 @@ PROMISES_WEIGHTED = [
 CONTEXT_WEIGHTED = [
     "1.",
     "which takes the place of `WeightedRandomSampler`",
-    "It should not cost a walk over the weights",
-    "O(log n) after one pass",
 ]
 
 # ---------------------------------------------------------------- sharded stream
@@ -762,11 +982,9 @@ class NoIterableDataset:
 
 def every_nth_sample(self):
     info = get_worker_info()
-    whole = (s for place in self.order() for s in Stream.samples(self, self.shards[place]))
-    if info is None:
-        yield from Stream.__iter__(self)
-    else:
-        yield from itertools.islice(whole, info.id, None, info.num_workers)
+    number, count = (info.id, info.num_workers) if info else (0, 1)
+    self.mine = self.order
+    yield from itertools.islice(Stream.__iter__(self), number, None, count)
 
 
 def sharded_twice(self, shard):
@@ -821,6 +1039,77 @@ def reraised(self, shard, error):
     raise error
 
 
+def all_read_at_the_first_sample(self):
+    readers = []
+    for place in self.mine():
+        try:
+            readers.append((self.shards[place], self.read(self.shards[place])))
+        except Exception as error:
+            self.failed(self.shards[place], error)
+    for shard, reader in readers:
+        try:
+            yield from reader
+        except Exception as error:
+            self.failed(shard, error)
+
+
+def at_once_by_iter(self):
+    return iter(list(all_read_at_the_first_sample(self)))
+
+
+def skipping_in_a_worker(self, shard, error):
+    if get_worker_info() is None:
+        Stream.failed(self, shard, error)
+
+
+def one_type_only(self):
+    for place in self.mine():
+        try:
+            yield from self.read(self.shards[place])
+        except (OSError, ValueError, LookupError, EOFError, RuntimeError) as error:
+            self.failed(self.shards[place], error)
+
+
+def catches_everything(self):
+    for place in self.mine():
+        try:
+            yield from self.read(self.shards[place])
+        except BaseException as error:
+            self.failed(self.shards[place], error)
+
+
+def tries_again(self):
+    for place in self.mine():
+        try:
+            yield from self.read(self.shards[place])
+        except OSError:
+            try:
+                yield from self.read(self.shards[place])
+            except Exception as error:
+                self.failed(self.shards[place], error)
+        except Exception as error:
+            self.failed(self.shards[place], error)
+
+
+def seeds_globally(self):
+    torch.manual_seed(self.seed + self.epoch)
+    return torch.randperm(len(self.shards)).tolist()
+
+
+class Remembers(Stream):
+    def __iter__(self):
+        self.seen = []
+        for sample in Stream.__iter__(self):
+            self.seen.append(sample)
+            yield sample
+
+
+class EqualOnesMerged(Stream):
+    def __init__(self, shards, read, seed=0):
+        super().__init__(shards, read, seed)
+        self.shards = [shard for place, shard in enumerate(shards) if shard not in shards[:place]]
+
+
 ALL = "main process: all samples, shard after shard"
 LOST = "workers: no sample is lost or repeated"
 ERROR = "an error names the shard"
@@ -829,7 +1118,7 @@ FOLLOWS = r"order of shards follows from seed \+ epoch"
 WRONG_STREAM = {
     "no IterableDataset": (NoIterableDataset, "is an IterableDataset"),
     "shuffles within a shard": (
-        stream(samples=lambda self, shard: iter(sorted(self.read(shard), reverse=True))),
+        stream(samples=lambda self, shard: reversed(list(self.read(shard)))),
         ALL,
     ),
     "the last sample is lacking": (stream(samples=one_by_one_without_the_last), ALL),
@@ -852,12 +1141,27 @@ WRONG_STREAM = {
         stream(part=lambda self, order, number, count: sorted(order[number::count])),
         "in the epoch's order",
     ),
-    "all shards are read first": (stream(__iter__=all_at_once), "opened when"),
+    "all shards are read first": (stream(__iter__=all_at_once), "is read when"),
     "a broken shard is skipped": (stream(failed=skipping), ERROR),
     "an error without a name": (stream(failed=without_name), ERROR),
     "an error without its cause": (stream(failed=without_cause), ERROR),
     "another type of error": (stream(failed=as_value_error), ERROR),
     "the error as it is": (stream(failed=reraised), ERROR),
+    "all are read at the first sample": (stream(__iter__=all_read_at_the_first_sample), "is read when"),
+    "all are read by iter": (stream(__iter__=at_once_by_iter), "is read when"),
+    "a shard's samples at once": (stream(samples=lambda self, shard: list(self.read(shard))), "one by one"),
+    "remembers all samples": (Remembers, "one by one"),
+    "drops what counts as false": (stream(samples=lambda self, shard: filter(None, self.read(shard))), ALL),
+    "equal shards are one": (EqualOnesMerged, ALL),
+    "seeds the global generator": (stream(order=seeds_globally), "the global random state"),
+    "a worker skips broken shards": (stream(failed=skipping_in_a_worker), ERROR),
+    "some types of error only": (stream(__iter__=one_type_only), ERROR),
+    "tries a broken shard again": (stream(__iter__=tries_again), ERROR),
+    "names of shards that are strings": (
+        stream(failed=lambda self, shard, error: without_name(self, "shard " + shard, error)),
+        ERROR,
+    ),
+    "catches everything": (stream(__iter__=catches_everything), "leaving the stream early"),
     "no shards, no samples": (stream(check=lambda *_: None), "no shards"),
 }
 PROMISES_STREAM = [
@@ -886,13 +1190,31 @@ PROMISES_STREAM = [
     ),
     ("in that order, too", "workers: the shards are in the epoch's order", "the worker sorts its part"),
     (
-        "A shard is opened when its first sample is asked for, not before",
-        "a shard is opened when its first sample is asked for",
-        "all shards are read first",
+        "`read(shard)` is called when the shard's first sample is asked for, not before",
+        "a shard is read when its first sample is asked for",
+        "all are read at the first sample",
+    ),
+    (
+        "its samples are passed on one by one: none is kept",
+        "samples are passed on one by one",
+        "a shard's samples at once",
+    ),
+    ("none is kept", "samples are passed on one by one", "remembers all samples"),
+    ("Shards and samples may be anything, such as a list, or 0", ALL, "drops what counts as false"),
+    (
+        "The global random state is neither used nor changed",
+        "the global random state is neither used nor changed",
+        "seeds the global generator",
     ),
     ("the stream raises `RuntimeError` with `str(shard)` in its message", ERROR, "an error without a name"),
     ("the exception as its `__cause__`", ERROR, "an error without its cause"),
-    ("It never goes on without a word", ERROR, "a broken shard is skipped"),
+    ("in a worker, too", ERROR, "a worker skips broken shards"),
+    ("It is not read again", ERROR, "tries a broken shard again"),
+    (
+        "Leaving the stream early (`GeneratorExit`, `KeyboardInterrupt`) is no such error",
+        "leaving the stream early is no error",
+        "catches everything",
+    ),
     ("No shards: `ValueError`.", "ValueError without shards", "no shards, no samples"),
     ("Raises ValueError: no shards.", "ValueError without shards", "no shards, no samples"),
 ]
@@ -1076,6 +1398,95 @@ def state_with(**more):
     return lambda self, in_flight=0: Resumable.state_dict(self, in_flight) | more
 
 
+class SinceLoading(Resumable):
+    """Counts on from 0 after a state was loaded, and forgets what came before when it is saved."""
+
+    base = 0
+
+    def __iter__(self):
+        total, (self.epoch, self.place) = self.base, (0, 0)
+        done = getattr(self, "done", 0)
+        self.epoch, self.place = divmod(total + done, self.size)
+        for index in self.order()[self.place :]:
+            done += 1
+            self.done = done
+            self.epoch, self.place = divmod(total + done, self.size)
+            yield index
+
+    def state_dict(self, in_flight=0):
+        done = getattr(self, "done", 0)
+        if not 0 <= in_flight <= self.base + done:
+            raise ValueError("in_flight")
+        return {"size": self.size, "seed": self.seed, "done": done - in_flight}
+
+    def load_state_dict(self, state):
+        self.check_state(state)
+        self.base, self.done = state["done"], 0
+
+
+class FlightSinceLoading(Resumable):
+    since = 0
+
+    def __iter__(self):
+        for index in super().__iter__():
+            self.since += 1
+            yield index
+
+    def check_flight(self, in_flight):
+        if not 0 <= in_flight <= self.since:
+            raise ValueError("in_flight")
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.since = 0
+
+
+class KeepsTheLoadedDict(Resumable):
+    """Works on the dict that it was given."""
+
+    def __init__(self, size, seed=0):
+        super().__init__(size, seed)
+        self.own = {"size": size, "seed": seed, "epoch": 0, "place": 0}
+
+    def __iter__(self):
+        for index in super().__iter__():
+            self.own.update(epoch=self.epoch, place=self.place)
+            yield index
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.own = state
+
+
+class RemembersAll(Resumable):
+    def __init__(self, size, seed=0):
+        super().__init__(size, seed)
+        self.all = []
+
+    def __iter__(self):
+        for index in super().__iter__():
+            self.all.append(index)
+            yield index
+
+    def state_dict(self, in_flight=0):
+        return super().state_dict(in_flight) | {"all": self.all}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.all = list(state["all"])
+
+
+def half_loaded(self, state):
+    self.epoch, self.place = state["epoch"], state["place"]
+    self.check_state(state)
+
+
+def order_by_the_global_generator(self):
+    torch.manual_seed(self.seed + self.epoch)
+    return torch.randperm(self.size).tolist()
+
+
+AGAIN = "saved, loaded, saved and loaded again"
 FLIGHT = "in_flight: what is not trained on comes again"
 WRONG_RESUME = {
     "another order": (resumable(order=seeded(lambda self: 1000 * self.seed + self.epoch)), "its permutation"),
@@ -1108,6 +1519,16 @@ WRONG_RESUME = {
         FLIGHT,
     ),
     "state_dict moves the sampler": (resumable(state_dict=state_that_moves), FLIGHT),
+    "the order repeats after six epochs": (
+        resumable(order=seeded(lambda self: self.seed + self.epoch % 6)),
+        "permutation",
+    ),
+    "seeds the global generator": (resumable(order=order_by_the_global_generator), "the global random state"),
+    "remembers all indices": (RemembersAll, "a few numbers"),
+    "counts from loading on": (SinceLoading, AGAIN),
+    "works on the loaded dict": (KeepsTheLoadedDict, AGAIN),
+    "in_flight since loading": (FlightSinceLoading, AGAIN),
+    "half loaded before the error": (resumable(load_state_dict=half_loaded), "the state of another"),
     "len is what is left": (resumable(__len__=lambda self: self.size - self.place), "len\\(\\) is size"),
     "any size": (resumable(check_new=lambda *_: None), "size=0"),
     "any in_flight": (resumable(check_flight=lambda *_: None), "in_flight=-1"),
@@ -1152,10 +1573,23 @@ PROMISES_RESUME = [
         FLIGHT,
         "in_flight stops at the epoch's beginning",
     ),
+    ("that survives `json.dumps` and `json.loads`", "the state survives JSON", "a tuple in the state"),
     (
-        "The state is a dict that survives `json.dumps` and `json.loads`",
-        "the state survives JSON",
-        "a tuple in the state",
+        "The state is a dict of a few numbers, whatever the place",
+        "the state is a few numbers, however far it is",
+        "remembers all indices",
+    ),
+    ("It can be saved and loaded again and again", AGAIN, "counts from loading on"),
+    ("the dict that was loaded is not changed", AGAIN, "works on the loaded dict"),
+    (
+        "The global random state is neither used nor changed",
+        "the global random state is neither used nor changed",
+        "seeds the global generator",
+    ),
+    (
+        "after which the sampler goes on as before",
+        "ValueError for the state of another sampler",
+        "half loaded before the error",
     ),
     ("a sampler, new or used, hands out what follows in training", USED, "adds to where it is"),
     ("the rest of that epoch, then the epochs after it", GOES_ON, "the epoch isn't loaded"),
@@ -1201,7 +1635,7 @@ ANSWERS, STUBS = ({name: found[name] for name in CHECKS} for found in (_full, _s
 RIGHT = {
     "pad_collate": [pad_by_slices, pad_ones_too],
     "BucketBatchSampler": [Buckets, NumpyBuckets],
-    "WeightedSampler": [Weighted, ByKeys],
+    "WeightedSampler": [Weighted, ByKeys, Alias],
     "ShardedStream": [Stream, NextByHand],
     "ResumableSampler": [Resumable, CountsBackwards],
 }
@@ -1235,16 +1669,18 @@ class TestChecks(CheckProtocol):
 
     def hold_stand_in(self, name, stand_in):
         """Right for arguments that can be used; the lesson gives no others."""
-        result = self.CHECKS[name].run(stand_in)
+        result = self.CHECKS[name].run(stand_in, without=OWN)
         assert result.status == "passed" or result.failure.name.startswith("ValueError"), str(result)
 
 
 def test_the_weighted_check_accepts_torchs_own_but_for_its_missing_errors():
+    """And but for being PyTorch's."""
+
     class Torch(WeightedRandomSampler):
         def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
             super().__init__(weights, len(weights) if num_samples is None else num_samples, replacement, generator)
 
-    result = check.weighted.run(Torch)
+    result = check.weighted.run(Torch, without=OWN)
     assert result.failure.name == BAD_WEIGHTS, str(result)
 
 

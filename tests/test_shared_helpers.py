@@ -9,16 +9,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from shared import (
     compare,
     expect_error,
-    make_generator,
     measure,
     pretty_seconds,
     seed_everything,
-    seed_worker,
     stopwatch,
 )
 from shared.errors import NothingRaised
@@ -53,26 +50,6 @@ def test_one_seed_for_all_generators():
 def test_a_seed_out_of_range_is_an_error(seed):
     with pytest.raises(ValueError, match=str(seed)):
         seed_everything(seed)
-
-
-class NumpyNoise(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return np.random.randint(10**9), random.randrange(10**9)
-
-
-def test_workers_draw_different_numbers_and_the_same_in_each_run():
-    def epoch():
-        loader = DataLoader(
-            NumpyNoise(), batch_size=1, num_workers=2, worker_init_fn=seed_worker, generator=make_generator(3)
-        )
-        return [tuple(int(v) for v in batch) for batch in loader]
-
-    first = epoch()
-    assert len(set(first)) == 8  # with NumPy's state copied into each worker they come in equal pairs
-    assert epoch() == first
 
 
 # ---------------------------------------------------------------- timing
