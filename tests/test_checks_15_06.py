@@ -131,10 +131,6 @@ WRONG_REPLACE = {
     "no method": (variant("replace", ('n.target == "relu"', "False")), "place of each ReLU"),
     "not connected": (variant("replace", ("with(call)", "with(value)")), "place of each ReLU"),
     "not recompiled": (variant("replace", ("    gm.recompile()\n", "")), "place of each ReLU"),
-    "all arguments": (
-        variant("replace", ("(new, (value,))", "(lambda v, **kw: new(v), (value,), {})")),
-        "a call of new",
-    ),
     "inplace passed on": (
         variant("replace", ("(new, (value,))", "(new, (), {'x': value})")),
         "a call of new",
@@ -980,21 +976,44 @@ CHECKS = {
 }
 
 
-def by_name(*values):
-    return dict(zip(CHECKS, values, strict=True))
+RIGHT = {
+    "replace_relu": [replace_by_transformer, replace_in_place],
+    "count_flops": [flops_by_shapes, check._count_flops],
+    "eliminate_common_subexpressions": [cse_by_comparison, cse_by_building],
+    "fuse_conv_bn": [fuse_by_torch, fuse_on_a_copy],
+    "insert_fake_quant": [
+        insert_in_two_walks,
+        lambda *a: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:]),
+    ],
+    "PassBackend": [BackendByFunctions, BackendWithRecursion],
+}
+WRONG = {
+    "replace_relu": WRONG_REPLACE,
+    "count_flops": WRONG_FLOPS,
+    "eliminate_common_subexpressions": WRONG_CSE,
+    "fuse_conv_bn": WRONG_FUSE,
+    "insert_fake_quant": WRONG_INSERT,
+    "PassBackend": WRONG_BACKEND,
+}
+PROMISES = {
+    "replace_relu": PROMISES_REPLACE,
+    "count_flops": PROMISES_FLOPS,
+    "eliminate_common_subexpressions": PROMISES_CSE,
+    "fuse_conv_bn": PROMISES_FUSE,
+    "insert_fake_quant": PROMISES_INSERT,
+    "PassBackend": PROMISES_BACKEND,
+}
+CONTEXT = {
+    "replace_relu": CONTEXT_REPLACE,
+    "count_flops": CONTEXT_FLOPS,
+    "eliminate_common_subexpressions": CONTEXT_CSE,
+    "fuse_conv_bn": CONTEXT_FUSE,
+    "insert_fake_quant": CONTEXT_INSERT,
+    "PassBackend": CONTEXT_BACKEND,
+}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-06"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
-    RIGHT = by_name(
-        [replace_by_transformer, replace_in_place],
-        [flops_by_shapes, check._count_flops],
-        [cse_by_comparison, cse_by_building],
-        [fuse_by_torch, fuse_on_a_copy],
-        [insert_in_two_walks, lambda *a, **k: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:], **k)],
-        [BackendByFunctions, BackendWithRecursion],
-    )
-    WRONG = by_name(WRONG_REPLACE, WRONG_FLOPS, WRONG_CSE, WRONG_FUSE, WRONG_INSERT, WRONG_BACKEND)
-    PROMISES = by_name(PROMISES_REPLACE, PROMISES_FLOPS, PROMISES_CSE, PROMISES_FUSE, PROMISES_INSERT, PROMISES_BACKEND)
-    CONTEXT = by_name(CONTEXT_REPLACE, CONTEXT_FLOPS, CONTEXT_CSE, CONTEXT_FUSE, CONTEXT_INSERT, CONTEXT_BACKEND)
+    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
