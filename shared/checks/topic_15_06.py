@@ -357,6 +357,7 @@ def _merge_cases() -> list[tuple[str, str, Callable]]:
         (same, "an index with a slice", lambda m, x: x[1:, ::2] + x[1:, ::2] + x[1:, 1::2]),
         (same, "a list of nodes", lambda m, x: torch.cat([x + 1, x]) + torch.cat([x + 1, x]) + torch.cat([x, x + 1])),
         (same, "a module", lambda m, x: m.a(x) + m.a(x) + m.b(x)),
+        (same, "a module and a method of one name", lambda m, x: m.sin(x) + x.sin()),
         (same, "parameters and buffers", lambda m, x: x * m.p + m.p * x + x * m.p + m.q),
         (same, "dtypes", lambda m, x: x.to(torch.float64) + x.to(torch.float64) + x.to(torch.float32)),
         (same, "other functions of one name", lambda m, x: operator.add(x, 1) + torch.add(x, 1) + torch.add(x, 1)),
@@ -386,7 +387,7 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
 
     def model(forward: Callable) -> fx.GraphModule:
         return fx.symbolic_trace(
-            _Forward(forward, a=nn.Tanh(), b=nn.Tanh(), p=nn.Parameter(torch.randn(4)), q=torch.randn(4),
+            _Forward(forward, a=nn.Tanh(), b=nn.Tanh(), sin=nn.Tanh(), p=nn.Parameter(torch.randn(4)), q=torch.randn(4),
                      off=nn.Dropout(0.5).eval(), on=nn.Dropout(0.5), norm=nn.BatchNorm1d(4))
         )  # fmt: skip
 
@@ -640,7 +641,7 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
             0,
             1,
         )
-        for dtype in (torch.float64, torch.bfloat16):
+        for dtype in (torch.float64, torch.bfloat16, torch.float16):
             model = nn.Sequential(nn.Conv2d(40, 40, 1, bias=False).to(dtype), _norm(40)).eval()
             if dtype == torch.float64:
                 model = model.double()
@@ -661,7 +662,7 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
                     )
                 else:
                     wrong = (got[:, :, 0, 0] != exact.t().to(dtype)).float().mean().item()
-                    trial.that("bfloat16 weights", wrong < 0.02, expected="the exact ones, rounded once",
+                    trial.that(f"weights in {dtype}", wrong < 0.02, expected="the exact ones, rounded once",
                                got=f"{100 * wrong:.0f} % of them are others")  # fmt: skip
     with trial.group("training mode raises ValueError with the name", hint="which modules have a mode that matters?"):
         for name, make in _training().items():
@@ -798,6 +799,15 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
                         parameter.add_(1.0)
                 trial.equal(kind, _state(model), before)
                 trial.equal(kind, model(x), want)
+                learning = [name for name, p in result.named_parameters() if p.requires_grad]
+                trial.equal(f"parameters that learn, {kind}", sorted(learning), sorted(before))
+    plain = [(q.bits, q.axis) for q in _fake_quants(answer(nn.Sequential(nn.Linear(3, 2)))).values()]
+    trial.equal(
+        "a weight passes one FakeQuant, symmetric, as asked",
+        sorted(plain, key=str),
+        [(8, 0), (8, None)],
+        hint="what are the defaults of the arguments?",
+    )
     model = nn.Sequential(nn.Linear(3, 2)).to("meta")
     devices = {b.device.type for q in _fake_quants(answer(model, 8, True)).values() for b in q.buffers()}
     trial.equal("on the weight's device", devices, {"meta"}, hint="where are the buffers of a new FakeQuant?")
@@ -941,6 +951,26 @@ def _a_bit(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+def _second(gm: fx.GraphModule) -> fx.GraphModule:
+    """Wrong in the second output alone."""
+    out = next(n for n in gm.graph.nodes if n.op == "output")
+    with gm.graph.inserting_before(out):
+        new = gm.graph.call_function(torch.mul, (out.args[0][1], 2))
+    out.args = ((out.args[0][0], new),)
+    gm.recompile()
+    return gm
+
+
+def _no_dropout(gm: fx.GraphModule) -> fx.GraphModule:
+    """Right in evaluation mode alone."""
+    for node in list(gm.graph.nodes):
+        if node.target == "noise":
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    gm.recompile()
+    return gm
+
+
 def _halved(gm: fx.GraphModule) -> fx.GraphModule:
     """Right values in another dtype."""
     out = next(n for n in gm.graph.nodes if n.op == "output")
@@ -1034,6 +1064,7 @@ def pass_backend(trial: Trial, answer: Any) -> None:
     cases = {
         "other outputs": (_sin_to_cos, "is the result compared, and what happens to it then?"),
         "outputs that are off by a thousandth": (_a_bit, "how close is close?"),
+        "another second output": (_second, "how many outputs are compared?"),
         "another dtype": (_halved, "does your comparison look at dtypes?"),
         "a pass that raises": (_raising, "what goes on after an exception?"),
         "a graph that fails lint": (_unsound, "is lint called?"),
@@ -1075,6 +1106,9 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         trial.equal("the generator's state", torch.get_rng_state(), state, see=2)
     with trial.group("random calls are compared under the same numbers", see=2):
         trial.equal("log of dropout and rand_like", [entry[2] for entry in backend.log[0]], [True, True])
+        strict = answer([_no_dropout, _same])
+        strict(gm, [x])
+        trial.equal("log of a pass that drops the dropout", [entry[2] for entry in strict.log[0]], [False, True])
         torch.manual_seed(4)
         want = gm(x)
         torch.manual_seed(4)
