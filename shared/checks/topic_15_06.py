@@ -223,6 +223,8 @@ def _flop_cases() -> list[tuple[str, str, nn.Module, tuple[int, ...]]]:
     return [
         (linear, "nn.Linear", _Forward(lambda m, x: m.fc(x).relu(), fc=nn.Linear(5, 7)), (3, 5)),
         (linear, "nn.Linear on (2, 3, 4, 5), no bias", _Forward(lambda m, x: m.fc(x), fc=nn.Linear(5, 7, bias=False)), (2, 3, 4, 5)),
+        (linear, "nn.Linear with one output", _Forward(lambda m, x: m.fc(x), fc=nn.Linear(5, 1)), (3, 5)),
+        (linear, "F.linear with one output", _Forward(lambda m, x: F.linear(x, m.w), w=torch.randn(1, 5)), (3, 5)),
         (linear, "F.linear", _Forward(lambda m, x: F.linear(x, m.w) + 1, w=weight), (4, 5)),
         (linear, "F.linear(x, weight=w)", _Forward(lambda m, x: F.linear(x, weight=m.w), w=weight), (4, 5)),
         (linear, "nn.Conv1d", _Forward(lambda m, x: m.c(x), c=nn.Conv1d(3, 4, 5)), (2, 3, 11)),
@@ -276,6 +278,8 @@ def count_flops(trial: Trial, answer: Any) -> None:
     model = _Forward(lambda m, x: F.gelu(m.norm(x)).sum() + m.act(x).mean(), norm=nn.LayerNorm(6), act=nn.SELU())
     with trial.group("nodes that aren't named count 0", hint="what is their length?"):
         trial.equal("layer norm, GELU, sums", _counted(answer(model, x)), {})
+        model = _Forward(lambda m, x: (x.shape[0], x.chunk(2), m.matmul(x)), matmul=nn.Tanh())
+        trial.equal("sizes, tuples, a module of that name", _counted(answer(model, x)), {})
     traced = fx.symbolic_trace(_Forward(lambda m, x: (x @ m.w).relu() @ m.w, w=torch.randn(6, 6)))
     first = next(n for n in traced.graph.nodes if n.target is operator.matmul)
     first.replace_all_uses_with(first.args[0])
