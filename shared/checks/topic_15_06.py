@@ -807,8 +807,8 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
                         parameter.add_(1.0)
                 trial.equal(kind, _state(model), before)
                 trial.equal(kind, model(x), want)
-                learning = [name for name, p in result.named_parameters() if p.requires_grad]
-                trial.equal(f"parameters that learn, {kind}", sorted(learning), sorted(before))
+                learning = sum(p.requires_grad for p in result.parameters())
+                trial.equal(f"parameters that learn, {kind}", learning, len(before))
     plain = [(q.bits, q.axis) for q in _fake_quants(answer(nn.Sequential(nn.Linear(3, 2)))).values()]
     trial.equal(
         "a weight passes one FakeQuant, symmetric, as asked",
