@@ -1,0 +1,258 @@
+"""What 15-06 builds: the small tracer, fusion, quantizers, passes, against PyTorch's own and brute force."""
+
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision.models
+from check_protocol import MODULE
+from torch import fx, nn
+from torch.fx.experimental.optimization import fuse
+from torch.fx.passes.shape_prop import ShapeProp
+
+from course.answers import answers, definitions
+
+CELLS = """
+    mini-proxy mini-tracer verified effect fusion-arguments norm-values conv-values
+    call-again fusion-cases fusion-parts to-grid fake-quant to-integer
+"""
+NETS = {"googlenet": {"init_weights": False, "aux_logits": False}}
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    names = definitions("15-06", *CELLS.split())
+    names.update(answers("15-06", given=names))
+    parts = {"net": "Net", "run-nodes": "run_nodes", "real-tracer": "signature", "fold": "fold"}
+    for cell, name in {**parts, "swap-function": "swap_function"}.items():
+        names[name] = _one(cell, name, names)
+    return SimpleNamespace(**names)
+
+
+def _one(cell, name, names):
+    """One definition of a cell whose other lines need what the notebook has made."""
+    import ast
+
+    (path,) = MODULE.glob("15-06_*.ipynb")
+    cells = {c["id"]: "".join(c["source"]) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+    kinds = ast.FunctionDef | ast.ClassDef
+    (node,) = [n for n in ast.parse(cells[cell]).body if isinstance(n, kinds) and n.name == name]
+    namespace = dict(names)
+    exec(compile(ast.Module([node], []), cell, "exec"), namespace)
+    return namespace[name]
+
+
+class Forms(nn.Module):
+    """Calls in all forms that the small tracer knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(4, 6), nn.Sequential(nn.LayerNorm(6), nn.Tanh())
+        self.scale = nn.Parameter(torch.rand(6))
+        self.register_buffer("shift", torch.rand(6))
+
+    def forward(self, x, y):
+        z = self.norm(self.fc(x)) * self.scale + self.shift
+        z = torch.cat([z, F.relu(z)], dim=1)[:, 2:8] @ y
+        return (-z).softmax(dim=-1), z.sum() / 3
+
+
+class TestMiniTracer:
+    def test_it_records_the_steps_of_symbolic_trace(self, lesson):
+        for model in (lesson.Net(), nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten())):
+            mine = lesson.MiniTracer().trace(model)
+            assert lesson.signature(mine) == lesson.signature(fx.symbolic_trace(model).graph.nodes)
+
+    def test_replaying_gives_the_models_outputs(self, lesson):
+        model = Forms().eval()
+        nodes = lesson.MiniTracer().trace(model)
+        x, y = torch.randn(3, 4), torch.randn(6, 2)
+        for mine, theirs in zip(lesson.run_nodes(nodes, model, x, y), model(x, y), strict=True):
+            assert torch.equal(mine, theirs)
+        with torch.no_grad():
+            model.scale += 1  # the root's present tensors
+        assert torch.equal(lesson.run_nodes(nodes, model, x, y)[0], model(x, y)[0])
+
+    def test_nothing_stays_patched(self, lesson):
+        before = nn.Module.__call__
+        lesson.MiniTracer().trace(lesson.Net())
+        assert nn.Module.__call__ is before
+
+        class Broken(nn.Module):
+            def forward(self, x):
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            lesson.MiniTracer().trace(Broken())
+        assert nn.Module.__call__ is before
+
+
+class TestFusion:
+    @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121", "googlenet", "shufflenet_v2_x1_0"])
+    def test_torchvisions_networks_differ_by_less_than_1e_5(self, lesson, name):
+        torch.manual_seed(0)
+        model = lesson.randomise(getattr(torchvision.models, name)(weights=None, **NETS.get(name, {})), seed=1)
+        before = copy.deepcopy(model.state_dict())
+        fused = lesson.fuse_conv_bn(model)
+        for size in (64, 48):
+            image = torch.randn(2, 3, size, size)
+            with torch.no_grad():
+                want, got = model(image), fused(image)
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+        assert len(fused.graph.nodes) == len(fuse(model).graph.nodes)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+    def test_pytorchs_own_is_wrong_where_the_lesson_says_so(self, lesson):
+        torch.manual_seed(0)
+        image, wrong = torch.randn(2, 4, 6, 6), []
+        orders = ("conv norm other second", "conv norm other norm", "conv norm conv second", "conv norm conv norm")
+        for order in (*orders, "conv norm conv"):
+            chain = lesson.randomise(lesson.Chain(order, **lesson.parts()))
+            with torch.no_grad():
+                if not torch.allclose(fuse(chain)(image), chain(image), atol=1e-3):
+                    wrong.append(order)
+                assert torch.allclose(lesson.fuse_conv_bn(chain)(image), chain(image), atol=1e-5)
+        assert wrong == ["conv norm conv second", "conv norm conv norm", "conv norm conv"]
+
+    def test_the_formula(self, lesson):
+        conv, norm = nn.Conv2d(3, 5, 3), lesson.randomise(nn.BatchNorm2d(5))
+        x = torch.randn(2, 3, 6, 6)
+        with torch.no_grad():
+            for bias in (conv.bias, None):
+                want = norm(F.conv2d(x, conv.weight, bias))
+                assert torch.allclose(F.conv2d(x, *lesson.fold(conv.weight, bias, norm)), want, atol=1e-5)
+
+
+class TestFakeQuant:
+    @pytest.mark.parametrize("bits", [8, 4, 2])
+    @pytest.mark.parametrize("symmetric", [False, True])
+    def test_values_and_gradients_are_pytorchs(self, lesson, bits, symmetric):
+        x = torch.randn(5, 64, dtype=torch.float64, requires_grad=True)
+        grid = lesson.FakeQuant(bits, symmetric=symmetric).double()
+        grid(x[:, :20])
+        grid.observing, grid.rounding = False, True
+        step, zero = (value.item() for value in grid.grid())
+        mine = grid(x)
+        theirs = torch.fake_quantize_per_tensor_affine(x.float(), step, int(zero), grid.low, grid.high)
+        agree = (mine - theirs).abs() < 1e-4  # ties may go to either side
+        assert agree.double().mean() > 0.97
+        gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (mine, theirs)]
+        assert (gradients[0] == gradients[1]).double().mean() > 0.97
+        assert set(gradients[0].unique().tolist()) <= {0.0, 1.0}
+
+    def test_zero_is_on_the_grid_and_the_range_in_it(self, lesson):
+        for values in (torch.tensor([3.0, 5.0]), torch.tensor([-4.0, -1.0]), torch.tensor([-1.0, 7.0])):
+            grid = lesson.FakeQuant()
+            grid(values)
+            grid.rounding = True
+            assert grid(torch.zeros(1)).item() == 0.0
+            assert torch.allclose(grid(values), values, atol=grid.grid()[0].item() * 0.51)
+
+    def test_a_grid_a_channel_is_one_each(self, lesson):
+        weight = torch.randn(4, 3, 3, 3) * torch.tensor([0.1, 1.0, 10.0, 100.0]).reshape(-1, 1, 1, 1)
+        whole = lesson.FakeQuant(4, axis=0, symmetric=True)
+        whole.rounding = True
+        for channel, row in zip(whole(weight), weight, strict=True):
+            own = lesson.FakeQuant(4, symmetric=True)
+            own.rounding = True
+            assert torch.equal(channel, own(row))
+
+
+class TestQuantizedNet:
+    def test_integers_compute_what_fake_quantization_does(self, lesson):
+        torch.manual_seed(0)
+        net = lesson.randomise(lesson.Net())
+        for bits in (8, 3):
+            model = lesson.insert_fake_quant(lesson.fuse_conv_bn(net), bits, True)
+            x = torch.randn(16, 1, 28, 28)
+            assert lesson.verified(model, net, x) < 1e-5
+            for module in model.modules():
+                if isinstance(module, lesson.FakeQuant):
+                    module.observing, module.rounding = False, True
+                    module.observing = True
+            model(x)
+            for module in model.modules():
+                if isinstance(module, lesson.FakeQuant):
+                    module.observing = False
+            integer = lesson.to_integer(model)
+            assert lesson.verified(integer, model, x) < 1e-5
+            stored = {key: value.dtype for key, value in integer.state_dict().items()}
+            assert sum(dtype == torch.int8 for dtype in stored.values()) == 3
+            assert not any(key.endswith("weight") for key in stored)
+
+
+class TestPasses:
+    def test_effects_of_pytorchs_calls(self, lesson):
+        class Calls(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.drop, self.relu = nn.BatchNorm1d(3), nn.Dropout(), nn.ReLU(inplace=True)
+                self.quiet = nn.BatchNorm1d(3).eval()
+
+            def forward(self, x):
+                y = x.clone()
+                self.norm(x), self.drop(x), self.relu(y), self.quiet(x), torch.rand_like(x), y.mul_(2), F.dropout(x)
+                return F.relu(y, inplace=True), y.__abs__()
+
+        gm = fx.symbolic_trace(Calls())
+        found = {node.name: lesson.effect(gm, node) for node in gm.graph.nodes}
+        want = dict.fromkeys(found, "none") | dict.fromkeys(["norm", "relu", "mul_", "relu_1"], "writes")
+        assert found == want | dict.fromkeys(["drop", "rand_like", "dropout"], "random")
+
+    def test_passes_keep_the_torchvision_networks(self, lesson):
+        torch.manual_seed(0)
+        model = lesson.randomise(torchvision.models.shufflenet_v2_x1_0(weights=None))
+        image = torch.randn(1, 3, 64, 64)
+        for module in model.modules():
+            if isinstance(module, nn.ReLU):
+                module.inplace = False
+        merged = lesson.eliminate_common_subexpressions(fx.symbolic_trace(model))
+        assert lesson.verified(merged, model, image) == 0.0
+        clamped = lesson.replace_relu(model, lambda x: x.clamp(min=0))
+        assert lesson.verified(clamped, model, image) == 0.0
+        assert not any(isinstance(module, nn.ReLU) for module in clamped.modules())
+
+    def test_shapes_are_those_of_shape_prop(self, lesson):
+        gm = fx.symbolic_trace(lesson.Net().eval())
+        ShapeProp(gm).propagate(torch.randn(2, 1, 28, 28))
+        flops = lesson.count_flops(gm, torch.randn(2, 1, 28, 28))
+        conv = next(node for node in gm.graph.nodes if node.name == "conv2")
+        assert flops["conv2"] == 2 * 9 * 16 * conv.meta["tensor_meta"].shape.numel()
+
+
+class TestBackend:
+    def test_torch_compile_takes_it(self, lesson):
+        def wrong(gm):
+            return lesson.swap_function(gm, torch.relu, F.gelu)
+
+        def function(x, y):
+            z = torch.relu(x * 2) + torch.relu(x * 2)
+            if z.sum() > 1e9:  # a graph break
+                return z
+            return z * y
+
+        backend = lesson.PassBackend([wrong, lesson.eliminate_common_subexpressions])
+        torch.compiler.reset()
+        try:
+            compiled = torch.compile(function, backend=backend)
+            for size in (3, 5):
+                x, y = torch.randn(size, requires_grad=True), torch.randn(size)
+                assert torch.allclose(compiled(x, y), function(x, y))
+                (mine,) = torch.autograd.grad(compiled(x, y).sum(), x)
+                (theirs,) = torch.autograd.grad(function(x, y).sum(), x)
+                assert torch.allclose(mine, theirs)
+        finally:
+            torch.compiler.reset()
+        assert [entry[2] for entry in backend.log[0]] == [False, True]
+
+
+def test_no_stored_output_speaks_of_deprecation():
+    (path,) = MODULE.glob("15-06_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = [json.dumps(output) for cell in cells for output in cell.get("outputs", [])]
+    assert outputs
+    told = [text[:300] for text in outputs if "eprecat" in text or "Warning" in text or '"stderr"' in text]
+    assert not told

@@ -1,0 +1,1019 @@
+"""The checks of 15-06 accept right answers, however written, and reject what a student might really write."""
+# ruff: noqa: E501 (tables of cases, a case a line)
+
+import copy
+import json
+import operator
+
+import torch
+import torch.nn.functional as F
+from check_protocol import MODULE, CheckProtocol
+from torch import fx, nn
+
+from course.answers import answers, definitions
+from course.exercises import student_source
+from shared.checks import topic_15_06 as check
+
+CELLS = "effect fusion-arguments norm-values conv-values call-again to-grid fake-quant"
+GIVEN = definitions("15-06", *CELLS.split())
+ANSWERS = answers("15-06", given=GIVEN)
+STUBS = answers("15-06", edit=student_source, given=GIVEN)
+(PATH,) = MODULE.glob("15-06_*.ipynb")
+SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
+NAMES = {
+    "replace": "replace_relu",
+    "flops": "count_flops",
+    "cse": "eliminate_common_subexpressions",
+    "fuse": "fuse_conv_bn",
+    "insert": "insert_fake_quant",
+    "backend": "PassBackend",
+}
+
+
+def variant(slug, *changes):
+    """The notebook's own answer with pieces of its text replaced."""
+    source = SOURCES[f"ex-{slug}"]
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    namespace = dict(GIVEN)
+    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
+    return namespace[NAMES[slug]]
+
+
+class Wrapped(nn.Module):
+    """A module around a GraphModule, which is none."""
+
+    def __init__(self, gm):
+        super().__init__()
+        self.gm = gm
+
+    def forward(self, *args):
+        return self.gm(*args)
+
+
+def wrapping(answer):
+    return lambda *args, **kwargs: Wrapped(answer(*args, **kwargs))
+
+
+# ---------------------------------------------------------------- replace
+
+
+def replace_by_transformer(model, new):
+    gm = fx.symbolic_trace(model)
+
+    class Swap(fx.Transformer):
+        def call_module(self, target, args, kwargs):
+            if type(self.submodules[target]) is nn.ReLU:
+                return self.call_function(new, (args or tuple(kwargs.values()))[:1], {})
+            return super().call_module(target, args, kwargs)
+
+        def call_function(self, target, args, kwargs):
+            if target in {F.relu, torch.relu}:
+                return super().call_function(new, (args[0] if args else kwargs["input"],), {})
+            return super().call_function(target, args, kwargs)
+
+        def call_method(self, target, args, kwargs):
+            if target == "relu":
+                return super().call_function(new, args[:1], {})
+            return super().call_method(target, args, kwargs)
+
+    return Swap(gm).transform()
+
+
+def replace_in_place(model, new):
+    """Rewrites the node itself."""
+    gm = fx.symbolic_trace(model)
+    for node in gm.graph.nodes:
+        relu = (node.op, node.target) in (
+            ("call_function", F.relu),
+            ("call_function", torch.relu),
+            ("call_method", "relu"),
+        )
+        if relu or (node.op == "call_module" and type(gm.get_submodule(node.target)) is nn.ReLU):
+            (value,) = node.all_input_nodes
+            node.op, node.target, node.args, node.kwargs = "call_function", new, (value,), {}
+    gm.delete_all_unused_submodules()
+    gm.recompile()
+    return gm
+
+
+def replace_with_log(model, new):
+    """One call of new too many, of which nobody uses the result."""
+    gm = ANSWERS["replace_relu"](model, new)
+    first = next(n for n in gm.graph.nodes if n.op == "placeholder")
+    with gm.graph.inserting_after(first):
+        gm.graph.call_function(operator.add, (first, 1))
+    gm.recompile()
+    return gm
+
+
+def replace_and_write(model, new):
+    """Puts the function into the model's own modules."""
+    gm = ANSWERS["replace_relu"](model, new)
+    for module in model.modules():
+        for name, child in module.named_children():
+            if type(child) is nn.ReLU:
+                setattr(module, name, nn.ReLU6())
+    return gm
+
+
+_IS_RELU = "type(gm.get_submodule(n.target)) is nn.ReLU"
+WRONG_REPLACE = {
+    "a module": (wrapping(ANSWERS["replace_relu"]), "GraphModule"),
+    "args only": (
+        variant("replace", ('node.args[0] if node.args else node.kwargs["input"]', "node.args[0]")),
+        "IndexError",
+    ),
+    "modules forgotten": (variant("replace", (_IS_RELU, "False")), "in each place|place of each ReLU"),
+    "F.relu only": (variant("replace", ("in (F.relu, torch.relu)", "in (F.relu,)")), "place of each ReLU"),
+    "torch.relu only": (variant("replace", ("in (F.relu, torch.relu)", "in (torch.relu,)")), "place of each ReLU"),
+    "no method": (variant("replace", ('n.target == "relu"', "False")), "place of each ReLU"),
+    "not connected": (variant("replace", ("with(call)", "with(value)")), "place of each ReLU"),
+    "not recompiled": (variant("replace", ("    gm.recompile()\n", "")), "place of each ReLU"),
+    "inplace passed on": (
+        variant("replace", ("(new, (value,))", "(new, (), {'x': value})")),
+        "a call of new",
+    ),
+    "one call more": (replace_with_log, "all other calls stay"),
+    "writes into the model": (replace_and_write, "model stays as it is"),
+    "modules left": (variant("replace", ("    gm.delete_all_unused_submodules()\n", "")), "holds no nn.ReLU"),
+    "by name": (
+        variant("replace", (_IS_RELU, '"ReLU" in type(gm.get_submodule(n.target)).__name__')),
+        "other activations stay",
+    ),
+    "subclasses": (
+        variant("replace", (_IS_RELU, "isinstance(gm.get_submodule(n.target), (nn.ReLU, nn.ReLU6))")),
+        "other activations stay",
+    ),
+    "functions by name": (
+        variant("replace", ("n.target in (F.relu, torch.relu)", '"relu" in n.target.__name__')),
+        "other activations stay",
+    ),
+}
+_PLACE = "computes what the model does with new in place of each ReLU"
+_CALL = "each ReLU is a call of new, the input its only argument"
+PROMISES_REPLACE = [
+    ("which returns a `GraphModule`", "returns a GraphModule that passes lint", "a module"),
+    ("in which each ReLU is a call of the function `new`", _PLACE, "modules forgotten"),
+    ("with the ReLU's input as its only argument", _CALL, "inplace passed on"),
+    ("A ReLU may be written as `nn.ReLU`", _PLACE, "F.relu only"),
+    ("with its input given by the keyword `input`", "takes any traceable model", "args only"),
+    ("Everything else stays", "all other calls stay", "one call more"),
+    ("other activations such as `nn.ReLU6` too", "other activations stay", "by name"),
+    ("`model` stays as it is", "model stays as it is", "writes into the model"),
+    ("the result holds no `nn.ReLU` any more", "the result holds no nn.ReLU", "modules left"),
+    ("The traced model with each ReLU replaced by a call of `new`.", _PLACE, "no method"),
+]
+CONTEXT_REPLACE = ["`swap_function` misses what isn't a function call."]
+
+# ---------------------------------------------------------------- flops
+
+
+def flops_by_shapes(model, *inputs):
+    """From the shapes that ShapeProp leaves on the nodes."""
+    from torch.fx.passes.shape_prop import ShapeProp
+
+    gm = model if isinstance(model, fx.GraphModule) else fx.symbolic_trace(model)
+    values = {}
+
+    class Keep(ShapeProp):
+        def run_node(self, node):
+            values[node] = fx.Interpreter.run_node(self, node)
+            return values[node]
+
+    with torch.no_grad():
+        Keep(gm).run(*inputs)
+    counts = {}
+    for node in gm.graph.nodes:
+        given = [values[n] for n in node.all_input_nodes]
+        n = 0
+        if node.op == "call_module":
+            layer = gm.get_submodule(node.target)
+            if isinstance(layer, nn.Linear):
+                n = layer.in_features
+            elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                n = layer.in_channels // layer.groups
+                for size in layer.kernel_size:
+                    n *= size
+        elif node.target is F.linear:
+            n = given[1].shape[1]
+        elif node.target in (F.conv1d, F.conv2d, F.conv3d):
+            n = given[1][0].numel()
+        elif node.target in (torch.matmul, torch.bmm, operator.matmul, "matmul"):
+            n = given[0].shape[-1]
+        counts[node.name] = 2 * n * values[node].numel() if n else 0
+    return counts
+
+
+_COUNT = "2 * length * value.numel()"
+WRONG_FLOPS = {
+    "a list": (lambda *a: list(ANSWERS["count_flops"](*a).items()), "in it, in order"),
+    "raises on keywords": (variant("flops", ('(args[1] if len(args) > 1 else kwargs["weight"])', "args[1]")), "IndexError"),
+    "counted nodes only": (
+        variant("flops", ("            counts[node.name] =", "            if length:\n                counts[node.name] =")),
+        "in it, in order",
+    ),
+    "multiply-adds once": (variant("flops", (_COUNT, "length * value.numel()")), "linear layers"),
+    "with the bias": (
+        variant("flops", ("length = module.weight[0].numel()", "length = module.weight[0].numel() + (module.bias is not None)")),
+        "linear layers",
+    ),
+    "floats": (variant("flops", (_COUNT, "2.0 * length * value.numel()")), "linear layers"),
+    "in_channels": (
+        variant(
+            "flops",
+            (
+                "length = module.weight[0].numel()",
+                "length = module.weight[0].numel() * getattr(module, 'groups', 1)",
+            ),
+        ),
+        "strides, groups",
+    ),
+    "size of the input": (
+        variant(
+            "flops",
+            (
+                "length = module.weight[0].numel()",
+                "length = module.weight[0].numel()\n                if getattr(module, 'stride', [1])[0] == 2:\n"
+                "                    length *= 4",
+            ),
+        ),
+        "strides, groups",
+    ),
+    "last of the second": (
+        variant("flops", ("length = first.shape[-1]", "length = value.shape[-1]")),
+        "matrix products",
+    ),
+    "no method": (variant("flops", ('operator.matmul, "matmul"', "operator.matmul")), "matrix products"),
+    "batch forgotten": (
+        variant("flops", ("length = first.shape[-1]", "length = first.shape[-1] / value[..., 0, 0].numel()")),
+        "matrix products",
+    ),
+    "by module": (
+        variant(
+            "flops",
+            ("    counts = {}\n", "    counts, seen = {}, []\n"),
+            (
+                "            if isinstance(module, layers):\n",
+                "            if isinstance(module, layers) and node.target not in seen:\n"
+                "                seen.append(node.target)\n",
+            ),
+        ),
+        "called twice",
+    ),
+    "each output counts": (
+        variant("flops", (" if length else 0", " if length else value.numel() * (node.op == 'call_function' and 'gelu' in str(node.target))")),
+        "aren't named",
+    ),
+    "traced anew": (
+        variant("flops", ("model if isinstance(model, fx.GraphModule) else fx.symbolic_trace(model)", "fx.symbolic_trace(model)")),
+        "may be given",
+    ),
+    "runs twice": (variant("flops", ("        Counter(gm).run(*inputs)\n", "        Counter(gm).run(*inputs)\n        Counter(gm).run(*inputs)\n")), "runs once"),
+    "with gradients": (variant("flops", ("with torch.no_grad():", "with torch.enable_grad():")), "no gradients"),
+    "left off": (variant("flops", ("    with torch.no_grad():\n        Counter(gm).run(*inputs)\n", "    torch.set_grad_enabled(False)\n    Counter(gm).run(*inputs)\n")), "no gradients"),
+}  # fmt: skip
+_ORDER, _LINEAR = "all nodes are in it, in order", "linear layers and convolutions"
+PROMISES_FLOPS = [
+    ("which runs the model once under an interpreter", "the model runs once", "runs twice"),
+    ("returns a dictionary: name of the node", _ORDER, "a list"),
+    ("floating-point operations, two for each multiply-add", _LINEAR, "multiply-adds once"),
+    ("the bias not counted, as `FlopCounterMode` counts", _LINEAR, "with the bias"),
+    ("All nodes of the traced graph are in it, in order", _ORDER, "counted nodes only"),
+    ("those that aren't named below with 0", "nodes that aren't named count 0", "each output counts"),
+    ("the functions `F.linear`, `F.conv1d` to `F.conv3d`", _ORDER, "raises on keywords"),
+    ("`torch.matmul`, `torch.bmm`, the operator `@` and the method `matmul`", "matrix products", "no method"),
+    ("Matrices may be batched and broadcast; none is a vector.", "matrix products", "batch forgotten"),
+    (
+        "A layer that is called twice is two nodes with a count each.",
+        "a layer that is called twice counts at each call",
+        "by module",
+    ),
+    ("Strides, groups and dilation have their effect.", "strides, groups and dilation", "in_channels"),
+    ("`model` may be a `GraphModule` already.", "a GraphModule may be given", "traced anew"),
+    (
+        "No gradients are recorded.",
+        "no gradients are recorded, and recording is as it was afterwards",
+        "with gradients",
+    ),
+    ("Node's name → floating-point operations of one forward pass.", _LINEAR, "floats"),
+    ("none is a vector.", "matrix products", "last of the second"),
+]
+CONTEXT_FLOPS = []
+
+# ---------------------------------------------------------------- cse
+
+
+def _same(a, b):
+    """Equal, of one type, at any depth; signs of zeros too."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, slice):
+        return _same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return a is b if isinstance(a, fx.Node) else a == b and str(a) == str(b)
+
+
+def cse_by_comparison(gm):
+    graph = copy.deepcopy(gm.graph)
+    old = list(gm.graph.nodes)
+    if any(GIVEN["effect"](gm, n) == "writes" for n in old):
+        return fx.GraphModule(gm, graph)
+    kept = []
+    for new, before in zip(list(graph.nodes), old, strict=True):
+        if new.op in ("placeholder", "output") or GIVEN["effect"](gm, before) == "random":
+            continue
+        for node in kept:
+            if (
+                node.op == new.op
+                and node.target == new.target
+                and _same(node.args, new.args)
+                and _same(dict(node.kwargs), dict(new.kwargs))
+            ):
+                new.replace_all_uses_with(node)
+                graph.erase_node(new)
+                break
+        else:
+            kept.append(new)
+    return fx.GraphModule(gm, graph)  # fmt: skip
+
+
+def cse_by_building(gm):
+    """Copies node by node into a new graph."""
+    graph, env, seen = fx.Graph(), {}, {}
+    pure = all(GIVEN["effect"](gm, n) != "writes" for n in gm.graph.nodes)
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "output") or not pure or GIVEN["effect"](gm, node) == "random":
+            env[node] = graph.node_copy(node, env.__getitem__)
+            continue
+        args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+        key = (
+            f"{node.op}|{id(node.target) if callable(node.target) else node.target}|{args!r}|{sorted(kwargs.items())!r}"
+        )
+        if key not in seen:
+            seen[key] = graph.node_copy(node, env.__getitem__)
+        env[node] = seen[key]
+    return fx.GraphModule(gm, graph)
+
+
+_KEY = "repr(node.args), repr(sorted(node.kwargs.items()))"
+_PURE = '    if "writes" not in effects:'
+WRONG_CSE = {
+    "a module": (wrapping(ANSWERS["eliminate_common_subexpressions"]), "GraphModule"),
+    "hashes the arguments": (variant("cse", (_KEY, "node.args, tuple(sorted(node.kwargs.items()))")), "unhashable|differ|constants"),
+    "lists refused": (variant("cse", (_KEY, "hash(tuple(node.args)), repr(sorted(node.kwargs.items()))")), "takes any GraphModule"),
+    "in place": (variant("cse", ("copy.deepcopy(gm.graph)", "gm.graph")), "gm stays as it is"),
+    "merges nothing": (variant("cse", ("if key in first:", "if False:")), "compute the same are one"),
+    "not in turn": (
+        variant("cse", ("            key = (", "            originals = dict(zip(graph.nodes, gm.graph.nodes))\n            key = (") , ("if key in first:", "if key in first and not any(n.op.startswith('call') for n in node.all_input_nodes):")),
+        "compute the same are one",
+    ),
+    "neighbours only": (
+        variant("cse", ("                first[key] = node\n", "                first = {key: node}\n")),
+        "compute the same are one",
+    ),
+    "get_attr left": (
+        variant("cse", ('("placeholder", "output")', '("placeholder", "output", "get_attr")')),
+        "compute the same are one",
+    ),
+    "keywords in their order": (variant("cse", ("repr(sorted(node.kwargs.items()))", "repr(node.kwargs)")), "any order"),
+    "keywords forgotten": (variant("cse", (", repr(sorted(node.kwargs.items()))", "")), "any order|outputs stay|are one"),
+    "constants by equality": (
+        variant(
+            "cse",
+            (
+                "repr(node.args)",
+                "repr(fx.node.map_aggregate(node.args, lambda a: float(a) + 0.0 if isinstance(a, (int, float)) else a))",
+            ),
+        ),
+        "constants differ",
+    ),
+    "zeros": (
+        variant(
+            "cse",
+            ("repr(node.args)", "repr(fx.node.map_aggregate(node.args, lambda a: 0.0 if type(a) is float and a == 0 else a))"),
+        ),
+        "constants differ",
+    ),
+    "targets by name": (
+        variant("cse", ("(node.op, node.target,", "(node.op, getattr(node.target, '__name__', node.target),")),
+        "are one|outputs",
+    ),
+    "random ones merged": (variant("cse", (' or does == "random"', "")), "random nodes are kept"),
+    "random: nothing merged": (variant("cse", (_PURE, '    if {"writes", "random"}.isdisjoint(effects):')), "random nodes are kept"),
+    "writes ignored": (variant("cse", (_PURE, "    if True:")), "keeps all of its nodes"),
+    "writing nodes kept only": (
+        variant("cse", (_PURE, "    if True:"), ('does == "random"', 'does != "none"')),
+        "keeps all of its nodes",
+    ),
+    "placeholders merged": (
+        variant(
+            "cse",
+            ('node.op in ("placeholder", "output")', 'node.op == "output"'),
+            ("(node.op, node.target,", "(node.op, node.op if node.op == 'placeholder' else node.target,"),
+        ),
+        "placeholders|are one|outputs",
+    ),
+    "placeholders with a default merged": (
+        variant(
+            "cse",
+            ('node.op in ("placeholder", "output")', '(node.op == "placeholder" and not node.args) or node.op == "output"'),
+            ("(node.op, node.target,", "(node.op, node.op if node.op == 'placeholder' else node.target,"),
+        ),
+        "placeholders",
+    ),
+    "wrong outputs": (None, ""),
+}  # fmt: skip
+
+
+def _cse_swaps(gm):
+    """The right number of nodes; a difference with its sides exchanged."""
+    result = ANSWERS["eliminate_common_subexpressions"](gm)
+    for node in result.graph.nodes:
+        if node.target is operator.sub:
+            node.args = node.args[::-1]
+    result.recompile()
+    return result
+
+
+WRONG_CSE["wrong outputs"] = (_cse_swaps, "outputs stay")
+_ONE = "nodes that compute the same are one"
+PROMISES_CSE = [
+    ("a pass that keeps one of several nodes that compute the same", _ONE, "merges nothing"),
+    ("Two nodes compute the same if kind, target, arguments and keyword arguments", _ONE, "merges nothing"),
+    ("(in any order)", "keyword arguments in any order", "keywords in their order"),
+    ("What uses merged values can be merged in turn.", _ONE, "not in turn"),
+    ("Constants are the same only in value and type", "constants differ in value and type", "constants by equality"),
+    ("so are `x * 0.0` and `x * -0.0`", "constants differ in value and type", "zeros"),
+    ('Nodes whose `effect` is `"random"` are kept, each of them.', "random nodes are kept", "random ones merged"),
+    (
+        'A graph in which a node `"writes"` keeps all of its nodes',
+        "a graph that writes keeps all of its nodes",
+        "writes ignored",
+    ),
+    ("Placeholders and the output stay.", "placeholders and the output stay", "placeholders with a default merged"),
+    ("The result passes `lint`", "returns a GraphModule that passes lint", "a module"),
+    ("gives the same outputs", "outputs stay the same", "wrong outputs"),
+    ("`gm` stays as it is", "gm stays as it is", "in place"),
+    ("A GraphModule in which nodes that compute the same are one node.", "takes any GraphModule", "lists refused"),
+]
+CONTEXT_CSE = ["Models compute things twice:", "a mask in each layer"]
+
+# ---------------------------------------------------------------- fuse
+
+
+def fuse_by_torch(model):
+    """PyTorch's own formula for the numbers, a walk of one's own for the graph."""
+    from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+    for path, module in [("model", model), *model.named_modules()]:
+        if module.training and (path == "model" or isinstance(module, GIVEN["NORMS"])):
+            raise ValueError(f"{path} is training")
+    gm = fx.symbolic_trace(model)
+    for node in list(gm.graph.nodes):
+        norm = GIVEN["norm_values"](gm, node)
+        if norm is None:
+            continue
+        source = GIVEN["named"](node)["input"]
+        conv = GIVEN["conv_values"](gm, source)
+        if conv is None or set(source.users) != {node}:
+            continue
+        statistics = [norm["running_mean"], norm["running_var"], norm["eps"], norm["weight"], norm["bias"]]
+        weight, groups = conv["weight"].detach(), conv["groups"]
+        if conv["transposed"]:  # (in, out/g, ...) → (out, in/g, ...), fold, and back
+            turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+            folded, bias = fuse_conv_bn_weights(turned, conv["bias"], *statistics)
+            folded = folded.detach().unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        else:
+            folded, bias = fuse_conv_bn_weights(weight, conv["bias"], *statistics)
+        with gm.graph.inserting_after(source):
+            before = source
+            with gm.graph.inserting_before(before):
+                new = GIVEN["call_again"](gm, before, folded.detach(), bias.detach())
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+        gm.graph.erase_node(source)
+    gm.recompile()
+    return gm
+
+
+def fuse_on_a_copy(model):
+    return ANSWERS["fuse_conv_bn"](copy.deepcopy(model))
+
+
+def fuse_and_leave(model):
+    """Leaves something in the model."""
+    gm = ANSWERS["fuse_conv_bn"](model)
+    model.add_module("fused", nn.Identity())
+    return gm
+
+
+_USERS = "if conv is None or len(source.users) > 1:"
+_MODE = "if module.training and (module is model or isinstance(module, NORMS)):"
+_WIDE = "wide = torch.promote_types(dtype, torch.float32)"
+_INSERT = "        with gm.graph.inserting_before(source):\n"
+WRONG_FUSE = {
+    "a module": (wrapping(ANSWERS["fuse_conv_bn"]), "GraphModule"),
+    "weights needed": (variant("fuse", ("(1.0 if gamma is None else gamma)", "gamma")), "unsupported operand"),
+    "eps forgotten": (variant("fuse", ('(var + norm["eps"])', "var")), "every kind of convolution and"),
+    "eps fixed": (variant("fuse", ('norm["eps"]', "1e-5")), "every kind of convolution and"),
+    "bias not scaled": (
+        variant("fuse", ("((0.0 if start is None else start) - mean) * scale", "(0.0 if start is None else start) - mean * scale")),
+        "every kind of convolution and",
+    ),
+    "beta forgotten": (variant("fuse", (" + (0.0 if beta is None else beta)", "")), "every kind of convolution and"),
+    "groups forgotten": (
+        variant(
+            "fuse",
+            (
+                "kernel = (by_group * scale.reshape(groups, 1, -1, *ones)).flatten(0, 1)",
+                "kernel = (by_group * scale.reshape(groups, -1)[0].repeat(1).reshape(1, 1, -1, *ones)).flatten(0, 1)",
+            ),
+        ),
+        "every kind",
+    ),
+    "as if not transposed": (
+        variant("fuse", ('if conv["transposed"]:', "if False:"), ("kernel = kernel * scale.reshape(-1, 1, *ones)", "kernel = kernel * (scale.reshape(-1, 1, *ones) if len(scale) == len(kernel) else scale.mean())")),
+        "every kind",
+    ),
+    "modules only": (
+        variant("fuse", ("if conv is None or", 'if conv is None or node.op != "call_module" or source.op != "call_module" or')),
+        "every kind",
+    ),
+    "functions of one form only": (variant("fuse", ("if conv is None or", "if conv is None or node.op != source.op or")), "every kind"),
+    "writes over": (
+        variant(
+            "fuse",
+            (
+                "            node.replace_all_uses_with(call_again(gm, source, *fold_any(conv, norm)))\n",
+                "            if source.op == 'call_module':\n"
+                "                new = copy.deepcopy(gm.get_submodule(source.target))\n"
+                "                new.weight, new.bias = map(nn.Parameter, fold_any(conv, norm))\n"
+                "                gm.set_submodule(source.target, new)\n"
+                "                node.replace_all_uses_with(source)\n"
+                "                gm.graph.erase_node(node)\n"
+                "                continue\n"
+                "            node.replace_all_uses_with(call_again(gm, source, *fold_any(conv, norm)))\n",
+            ),
+        ),
+        "called several times",
+    ),
+    "shared ones left": (
+        variant("fuse", ("if conv is None or", "if conv is None or sum(n.target == source.target for n in gm.graph.nodes) > 1 or")),
+        "called several times|every kind",
+    ),
+    "shared modules left": (
+        variant(
+            "fuse",
+            (
+                "if conv is None or",
+                "if conv is None or (source.op == 'call_module' and sum(n.target == source.target for n in gm.graph.nodes) > 1) or",
+            ),
+        ),
+        "called several times",
+    ),
+    "at the place of the norm": (variant("fuse", (_INSERT, "        with gm.graph.inserting_before(node):\n")), "calls that write"),
+    "dead code goes": (
+        variant("fuse", ("    gm.delete_all_unused_submodules()\n", "    gm.graph.eliminate_dead_code()\n")),
+        "calls that write",
+    ),
+    "users ignored": (variant("fuse", (_USERS, "if conv is None:"), ("        gm.graph.erase_node(source)\n", "        gm.graph.erase_node(source) if not source.users else None\n")), "left alone"),
+    "folded in bfloat16": (variant("fuse", (_WIDE, "wide = dtype")), "rounded once"),
+    "in float32 always": (variant("fuse", (_WIDE, "wide = torch.float32")), "rounded once"),
+    "scale rounded": (
+        variant("fuse", ("    bias = ((0.0 if", "    scale = scale.to(dtype).to(wide)\n    bias = ((0.0 if")),
+        "rounded once",
+    ),
+    "float32 result": (variant("fuse", ("return kernel.to(dtype), bias.to(dtype)", "return kernel.float().to(dtype).to(torch.float64 if dtype == torch.bfloat16 else dtype), bias.to(dtype)")), "dtype|rounded once"),
+    "model changed": (fuse_and_leave, "stay as they are"),
+    "switches to eval": (variant("fuse", (_MODE, "if False:"), ("    gm = fx.symbolic", "    model.eval()\n    gm = fx.symbolic")), "training mode raises"),
+    "only the model's mode": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "module is model")), "training mode raises"),
+    "norms only": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "isinstance(module, NORMS)")), "training mode raises"),
+    "any module": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "True")), "training mode raises"),
+    "RuntimeError": (variant("fuse", ("raise ValueError(", "raise RuntimeError(")), "training mode raises"),
+    "no name": (variant("fuse", ("{name or 'model'} is", "something is")), "training mode raises"),
+}  # fmt: skip
+_KINDS = "every kind of convolution and batch norm, modules and functions"
+_TWICE = "what is called several times is fused at each place"
+_ALONE = "left alone where it can't be folded"
+_ONCE = "folded wide, rounded once, in the same dtype"
+_TRAINING = "training mode raises ValueError with the name"
+PROMISES_FUSE = [
+    (
+        "It traces the model and replaces each batch norm that directly follows a convolution",
+        _KINDS,
+        "eps forgotten",
+    ),
+    ("The result is a `GraphModule`", "returns a GraphModule that passes lint", "a module"),
+    ("that computes what `model` computes", "right beside calls that write", "at the place of the norm"),
+    ("in the same dtype", _ONCE, "float32 result"),
+    ("`model` and its tensors stay as they are", "model and its tensors stay as they are", "model changed"),
+    ("Fused are the modules `nn.Conv1d` to `nn.Conv3d`", _KINDS, "groups forgotten"),
+    (
+        "the functions `F.conv1d` to `F.conv_transpose3d` whose weight and bias are parameters or buffers of the model",
+        _KINDS,
+        "modules only",
+    ),
+    (
+        "with or without bias and affine parameters",
+        "takes any model in evaluation mode",
+        "weights needed",
+    ),
+    ("Each fused pair is one node less.", _TWICE, "shared modules left"),
+    (
+        "A convolution or batch norm that is called several times is fused at each place, with numbers of its own.",
+        _TWICE,
+        "writes over",
+    ),
+    ("a convolution whose output has other users", _ALONE, "users ignored"),
+    ("A model in training mode, or with a batch norm module in training mode", _TRAINING, "only the model's mode"),
+    ("raises `ValueError` with that module's name", _TRAINING, "no name"),
+    ("Numbers are folded in float32 at least and rounded once to the convolution's dtype", _ONCE, "scale rounded"),
+    ("a bfloat16 convolution may have a float32 batch norm", _ONCE, "folded in bfloat16"),
+    ("Folded weight and bias, from what conv_values and norm_values return.", _KINDS, "beta forgotten"),
+    ("The traced model with batch norms folded into the convolutions before them.", _KINDS, "eps fixed"),
+    ("Left alone:", _ALONE, "users ignored"),
+]
+CONTEXT_FUSE = [
+    "Write `fuse_conv_bn(model)`.",
+    "Inputs have a batch dimension.",
+    "The three helpers above may be used.",
+]
+
+# ---------------------------------------------------------------- insert
+
+
+def insert_in_two_walks(model, bits=8, per_channel=True):
+    """First the values, then the weights, each with a dictionary of its own."""
+    gm = fx.symbolic_trace(copy.deepcopy(model))
+    graph, fake = gm.graph, GIVEN["FakeQuant"]
+    layers = {n: gm.get_submodule(n.target) for n in graph.nodes if n.op == "call_module"}
+    layers = {n: m for n, m in layers.items() if type(m) in (nn.Conv2d, nn.Linear)}
+    taken, count = {}, iter(range(10**6))
+
+    def add(node, like, *options):
+        name = next(f"quantizer{i}" for i in count if not hasattr(gm, f"quantizer{i}"))
+        gm.add_submodule(name, fake(*options).to(like.device))
+        return graph.call_module(name, (node,))
+
+    for node, layer in layers.items():
+        source = node.all_input_nodes[0]
+        if source not in taken:
+            with graph.inserting_after(source):
+                taken[source] = add(source, layer.weight, 8, None, False)
+        node.args, node.kwargs = (taken[source],), {}
+    for node, layer in layers.items():
+        with graph.inserting_before(node):
+            if node.target not in taken:
+                weight = graph.get_attr(f"{node.target}.weight")
+                taken[node.target] = add(weight, layer.weight, bits, 0 if per_channel else None, True)
+            options = {"input": node.args[0], "weight": taken[node.target]}
+            if layer.bias is not None:
+                options["bias"] = graph.get_attr(f"{node.target}.bias")
+            if type(layer) is nn.Conv2d:
+                options |= {k: getattr(layer, k) for k in ("stride", "padding", "dilation", "groups")}
+            new = graph.call_function(F.conv2d if type(layer) is nn.Conv2d else F.linear, kwargs=options)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    gm.recompile()
+    return gm
+
+
+_WEIGHT = "weight = quantized.get(name) or through("
+_VALUE = "x = quantized.get(value) or through(value, value, layer.weight)"
+WRONG_INSERT = {
+    "a module": (wrapping(ANSWERS["insert_fake_quant"]), "GraphModule"),
+    "args only": (variant("insert", ('named(node)["input"]', "node.args[0]")), "IndexError"),
+    "padding lost": (variant("insert", ("layer.stride, layer.padding,", "layer.stride, 0,")), "outputs equal"),
+    "groups lost": (
+        variant("insert", ("layer.dilation, layer.groups)", "1, layer.groups)")),
+        "outputs equal",
+    ),
+    "bias lost": (variant("insert", ("None if layer.bias is None else graph", "None if True else graph")), "outputs equal"),
+    "doesn't observe": (
+        variant(
+            "insert",
+            ("        quantized[key] = graph", "        gm.get_submodule(path).observing = False\n        quantized[key] = graph"),
+        ),
+        "outputs equal",
+    ),
+    "rounds at once": (
+        variant("insert", ("        quantized[key] = graph", "        gm.get_submodule(path).rounding = True\n        quantized[key] = graph")),
+        "outputs equal",
+    ),
+    "clean names": (
+        variant(
+            "insert",
+            (
+                "    gm.recompile()\n",
+                "    for node in graph.nodes:\n"
+                "        if node.op == 'get_attr' and node.target.endswith('bias'):\n"
+                "            new = node.target.replace('.', '_')\n"
+                "            gm.register_parameter(new, gm.get_parameter(node.target))\n"
+                "            node.target = new\n"
+                "    gm.delete_all_unused_submodules()\n"
+                "    for m in list(gm.modules()):\n"
+                "        if type(m) in (nn.Conv2d, nn.Linear):\n"
+                "            m.bias = None\n"
+                "    gm.recompile()\n",
+            ),
+        ),
+        "keep their names",
+    ),
+    "one for each layer": (variant("insert", (_VALUE, "x = through(node, value, layer.weight)")), "a value passes one"),
+    "asked bits for values": (variant("insert", ("through(value, value, layer.weight)", "through(value, value, layer.weight, bits=bits)")), "a value passes one"),
+    "symmetric values": (
+        variant("insert", ("through(value, value, layer.weight)", "through(value, value, layer.weight, symmetric=True)")),
+        "a value passes one",
+    ),
+    "one for each call": (variant("insert", (_WEIGHT, "weight = through(")), "a weight passes one"),
+    "one for each call, keyed": (variant("insert", ("name, graph.get_attr(name)", "node, graph.get_attr(name)")), "a weight passes one"),
+    "channels last": (variant("insert", ("0 if per_channel", "1 if per_channel")), "a weight passes one"),
+    "always per channel": (variant("insert", ("0 if per_channel else None", "0")), "a weight passes one"),
+    "asymmetric weights": (variant("insert", ("symmetric=True", "symmetric=False")), "a weight passes one"),
+    "eight bits always": (variant("insert", ("bits=bits", "bits=8")), "a weight passes one"),
+    "modules stay": (
+        variant("insert", ("(nn.Conv2d, nn.Linear)", "(nn.Conv2d, nn.Linear, nn.SiLU)"), ("            if type(layer) is nn.Linear:", "            if type(layer) is nn.SiLU:\n                call = node\n            elif type(layer) is nn.Linear:")),
+        "AttributeError|layers became|takes any",
+    ),
+    "a call more": (
+        variant("insert", ("        node.replace_all_uses_with(call)\n", "        with graph.inserting_after(call):\n            graph.call_method('detach', (call,))\n        node.replace_all_uses_with(call)\n")),
+        "layers became",
+    ),
+    "all users": (
+        variant(
+            "insert",
+            (
+                "        node.replace_all_uses_with(call)\n",
+                "        for user in list(value.users):\n"
+                "            if user is not x and user is not node:\n"
+                "                user.replace_input_with(value, x) if user.op != 'placeholder' else None\n"
+                "        node.replace_all_uses_with(call)\n",
+            ),
+        ),
+        "nothing else|lint|a value passes",
+    ),
+    "output too": (
+        variant(
+            "insert",
+            (
+                "    gm.recompile()\n",
+                "    out = next(n for n in graph.nodes if n.op == 'output')\n"
+                "    for value, x in quantized.items():\n"
+                "        if isinstance(value, fx.Node):\n"
+                "            out.replace_input_with(value, x)\n"
+                "    gm.recompile()\n",
+            ),
+        ),
+        "nothing else",
+    ),
+    "not a copy": (variant("insert", ("copy.deepcopy(model)", "model")), "leaves model alone"),
+    "on the CPU": (variant("insert", (".to(like.device)", "")), "weight's device"),
+    "names reused": (variant("insert", ("        while hasattr(gm, path):\n            path += \"_\"\n", "")), "outputs equal|lint|keep their names"),
+}  # fmt: skip
+_AS_WAS = "outputs equal the model's as inserted"
+_ONE_VALUE = "a value passes one FakeQuant, with 8 bits and one grid"
+_ONE_WEIGHT = "a weight passes one FakeQuant, symmetric, as asked"
+_FUNCTIONS = "layers became functions, all other calls stay"
+_ELSE = "rounded values are what layers see, and nothing else"
+_TRAINED = "training the copy leaves model alone"
+PROMISES_INSERT = [
+    ("which returns a traced copy", "returns a GraphModule that passes lint", "a module"),
+    ("is a call of `F.conv2d` or `F.linear` on rounded values", _FUNCTIONS, "a call more"),
+    ("The layer's input passes a `FakeQuant` with 8 bits and one grid.", _ONE_VALUE, "symmetric values"),
+    ("A value that goes to several such layers passes one and the same", _ONE_VALUE, "one for each layer"),
+    ("what else uses that value gets it as it was", _ELSE, "output too"),
+    ("The layer's weight is a `get_attr` node", "takes any traceable model", "args only"),
+    ("passes a `FakeQuant` that is symmetric, has `bits` bits", _ONE_WEIGHT, "eight bits always"),
+    ("for `per_channel` a grid for each output channel", _ONE_WEIGHT, "always per channel"),
+    ("A layer that is called several times has one for its weight.", _ONE_WEIGHT, "one for each call"),
+    ("The bias, if there is one, isn't rounded; stride, padding, dilation and groups stay.", _AS_WAS, "bias lost"),
+    ("All other nodes stay.", _FUNCTIONS, "a call more"),
+    (
+        "Parameters keep their names, so that the state dict has all of the model's",
+        "parameters keep their names",
+        "clean names",
+    ),
+    ("training the copy leaves `model` alone", _TRAINED, "not a copy"),
+    ("As inserted the `FakeQuant`s observe and don't round: outputs equal the model's.", _AS_WAS, "rounds at once"),
+    ("They are on the weight's device.", "on the weight's device", "on the CPU"),
+    ("A traced copy whose convolutions and linear layers work on fake-quantized values.", _FUNCTIONS, "a call more"),
+]
+CONTEXT_INSERT = []
+
+# ---------------------------------------------------------------- backend
+
+
+class BackendByFunctions:
+    """Compares with the outputs of the graph as it came, and keeps the state of the generator by hand."""
+
+    def __init__(self, passes):
+        self.passes, self.log = tuple(passes), []
+
+    def _try(self, gm, example_inputs):
+        state = torch.get_rng_state()
+        try:
+            torch.manual_seed(99)
+            with torch.no_grad():
+                return copy.deepcopy(gm)(
+                    *copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in example_inputs])
+                )
+        finally:
+            torch.set_rng_state(state)
+
+    def __call__(self, gm, example_inputs):
+        want, log = self._try(gm, example_inputs), []
+        for one in self.passes:
+            trial = copy.deepcopy(gm)
+            try:
+                trial = one(trial)
+                trial.graph.lint()
+                torch.testing.assert_close(self._try(trial, example_inputs), want)
+            except Exception:
+                log.append((one.__name__, len(gm.graph.nodes), False))
+            else:
+                gm = trial
+                log.append((one.__name__, len(gm.graph.nodes), True))
+        self.log.append(log)
+        return gm
+
+
+class BackendWithRecursion:
+    def __init__(self, passes):
+        self.passes, self.log = list(passes), []
+
+    def __call__(self, gm, example_inputs):
+        helper = BackendByFunctions([])
+        entries = []
+        for one in self.passes:
+            try:
+                new = one(copy.deepcopy(gm))
+                new.graph.lint()
+                torch.testing.assert_close(helper._try(new, example_inputs), helper._try(gm, example_inputs))
+            except Exception:
+                new = None
+            gm = gm if new is None else new
+            entries += [(one.__name__, len(gm.graph.nodes), new is not None)]
+        self.log += [entries]
+        return lambda *args: gm(*args)
+
+
+_CLOSE = "                torch.testing.assert_close(outputs(changed), outputs(gm))\n"
+_CHANGED = "changed = one(copy.deepcopy(gm))"
+_TRIAL = "return copy.deepcopy(graph_module)(*inputs)"
+_SEEDED = "            with torch.random.fork_rng(), torch.no_grad():\n                torch.manual_seed(0)\n"
+WRONG_BACKEND = {
+    "tuples only": (
+        variant("backend", ("        entries = []", "        assert isinstance(example_inputs, tuple)\n        entries = []")),
+        "AssertionError",
+    ),
+    "returns the code": (variant("backend", ("return gm.forward", "return gm.code")), "in order"),
+    "each on the first": (
+        variant("backend", ("gm = changed if kept else gm", "last = changed if kept else gm"), ("len(gm.graph", "len(last.graph"), ("return gm.forward", "return last.forward")),
+        "in order",
+    ),
+    "one log": (variant("backend", ("        self.log.append(entries)", "        self.log = [entries]")), "in order"),
+    "nodes before": (
+        variant("backend", ("            gm = changed if kept else gm\n", "            nodes = len(gm.graph.nodes)\n            gm = changed if kept else gm\n"), ("len(gm.graph.nodes), kept)", "nodes, kept)")),
+        "in order",
+    ),
+    "runs the old graph": (
+        variant("backend", ("        entries = []", "        original = gm\n        entries = []"), ("return gm.forward", "return original.forward")),
+        "in order",
+    ),
+    "doesn't compare": (variant("backend", (_CLOSE, "                outputs(changed)\n")), "other outputs"),
+    "loosely": (variant("backend", ("outputs(gm))", "outputs(gm), rtol=0.01, atol=0.01)")), "other outputs"),
+    "any dtype": (variant("backend", ("outputs(gm))", "outputs(gm), check_dtype=False)")), "other outputs"),
+    "no copy for the pass": (variant("backend", (_CHANGED, "changed = one(gm)")), "other outputs|in order|raises"),
+    "passes may not raise": (
+        variant("backend", ("            try:\n                " + _CHANGED + "\n                changed.graph.lint()\n", "            " + _CHANGED + "\n            try:\n                changed.graph.lint()\n")),
+        "a pass that raises",
+    ),
+    "no lint": (variant("backend", ("                changed.graph.lint()\n", "")), "lint is asked"),
+    "comparison errors only": (
+        variant("backend", (_CLOSE, "                got = outputs(changed)\n" + _CLOSE.replace("outputs(changed)", "got")), ("except Exception:", "except (AssertionError, ValueError, KeyError):"), ("                " + _CHANGED + "\n                changed.graph.lint()\n", "                try:\n                    " + _CHANGED + "\n                    changed.graph.lint()\n                except Exception as error:\n                    raise ValueError from error\n")),
+        "a result that raises",
+    ),
+    "inputs not copied": (variant("backend", ("v.detach().clone() if", "v.detach() if")), "trying runs on copies"),
+    "graph not copied": (variant("backend", (_TRIAL, "return graph_module(*inputs)")), "trying runs on copies"),
+    "generator moved": (variant("backend", ("with torch.random.fork_rng(), torch.no_grad():", "with torch.no_grad():")), "trying runs on copies"),
+    "other numbers": (
+        variant(
+            "backend",
+            (_SEEDED, "            with torch.no_grad():\n"),
+            ("        entries = []", "        entries, state = [], torch.get_rng_state()"),
+            ("        return gm.forward", "        torch.set_rng_state(state)\n        return gm.forward"),
+        ),
+        "same numbers",
+    ),
+    "no gradients": (variant("backend", ("return gm.forward", "return torch.no_grad()(gm.forward)")), "gradients flow"),
+    "a copy with detached inputs": (
+        variant("backend", ("return gm.forward", "return lambda *a: gm(*[t.detach() if isinstance(t, Tensor) else t for t in a])")),
+        "gradients flow",
+    ),
+    "tensors only": (variant("backend", (" if isinstance(v, Tensor) else v for v", " for v")), "no tensors"),
+}  # fmt: skip
+_IN_ORDER = "passes run in order, each on the result of those before"
+_COPIES = "trying runs on copies"
+PROMISES_BACKEND = [
+    ("Called with a `GraphModule` and example inputs", _IN_ORDER, "tuples only"),
+    ("it runs the passes and returns a callable", _IN_ORDER, "returns the code"),
+    ("They run in order, each on the result of those before it.", _IN_ORDER, "each on the first"),
+    ("A pass is kept only if its result passes `lint`", "lint is asked", "no lint"),
+    (
+        "gives the same outputs on the example inputs, within `torch.testing.assert_close`",
+        "other outputs aren't kept",
+        "loosely",
+    ),
+    ("One that raises", "a pass that raises isn't kept", "passes may not raise"),
+    ("or whose result raises, isn't kept", "a result that raises isn't kept", "comparison errors only"),
+    ("Trying runs on copies: example inputs, the tensors that the graph holds", _COPIES, "graph not copied"),
+    ("the state of PyTorch's random generator stay as they were", _COPIES, "generator moved"),
+    (
+        "Graphs with random calls are compared under the same random numbers.",
+        "random calls are compared under the same numbers",
+        "other numbers",
+    ),
+    (
+        "the next pass gets what there was before it, even if the pass has written into the graph that it got",
+        "other outputs aren't kept",
+        "no copy for the pass",
+    ),
+    ("`backend.log` has for each graph a list", _IN_ORDER, "one log"),
+    ("the number of nodes of what goes on after it", _IN_ORDER, "nodes before"),
+    (
+        "The callable takes the inputs, computes what the last kept graph computes",
+        "inputs that are no tensors are passed on",
+        "tensors only",
+    ),
+    ("gradients flow through it", "gradients flow through the callable", "no gradients"),
+    (
+        "A backend for torch.compile that keeps the passes whose results hold.",
+        "other outputs aren't kept",
+        "doesn't compare",
+    ),
+]
+CONTEXT_BACKEND = [
+    "Write the class `PassBackend(passes)`, whose objects are backends",
+    "Passes are functions from a `GraphModule` to a `GraphModule`.",
+    "`backend.log` has for each graph",
+    "its `__name__`",
+]
+
+# ---------------------------------------------------------------- all
+
+CHECKS = {
+    "replace_relu": check.replace_relu,
+    "count_flops": check.count_flops,
+    "eliminate_common_subexpressions": check.eliminate_common_subexpressions,
+    "fuse_conv_bn": check.fuse_conv_bn,
+    "insert_fake_quant": check.insert_fake_quant,
+    "PassBackend": check.pass_backend,
+}
+
+
+RIGHT = {
+    "replace_relu": [replace_by_transformer, replace_in_place],
+    "count_flops": [flops_by_shapes, check._count_flops],
+    "eliminate_common_subexpressions": [cse_by_comparison, cse_by_building],
+    "fuse_conv_bn": [fuse_by_torch, fuse_on_a_copy],
+    "insert_fake_quant": [
+        insert_in_two_walks,
+        lambda *a: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:]),
+    ],
+    "PassBackend": [BackendByFunctions, BackendWithRecursion],
+}
+WRONG = {
+    "replace_relu": WRONG_REPLACE,
+    "count_flops": WRONG_FLOPS,
+    "eliminate_common_subexpressions": WRONG_CSE,
+    "fuse_conv_bn": WRONG_FUSE,
+    "insert_fake_quant": WRONG_INSERT,
+    "PassBackend": WRONG_BACKEND,
+}
+PROMISES = {
+    "replace_relu": PROMISES_REPLACE,
+    "count_flops": PROMISES_FLOPS,
+    "eliminate_common_subexpressions": PROMISES_CSE,
+    "fuse_conv_bn": PROMISES_FUSE,
+    "insert_fake_quant": PROMISES_INSERT,
+    "PassBackend": PROMISES_BACKEND,
+}
+CONTEXT = {
+    "replace_relu": CONTEXT_REPLACE,
+    "count_flops": CONTEXT_FLOPS,
+    "eliminate_common_subexpressions": CONTEXT_CSE,
+    "fuse_conv_bn": CONTEXT_FUSE,
+    "insert_fake_quant": CONTEXT_INSERT,
+    "PassBackend": CONTEXT_BACKEND,
+}
+
+
+class TestChecks(CheckProtocol):
+    TOPIC = "15-06"
+    CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
+    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
