@@ -182,6 +182,24 @@ class TestDiagnose:
                 torch.manual_seed(seed)
                 assert lesson.diagnose(**vars(make())) == [], name
 
+    def test_the_gradient_of_the_plainest_net_is_right_for_many_starts(self, lesson):
+        for seed in range(25):
+            torch.manual_seed(seed)
+            assert not list(lesson.check_gradient(lesson.patient())), seed
+
+    def test_accumulation_on_purpose_is_no_pile(self, lesson):
+        calls = []
+
+        def step(model, loss_fn, batch, optimizer):
+            loss = loss_fn(model(batch[0]), batch[1])
+            (loss / 2).backward()
+            calls.append(loss.item())
+            if len(calls) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        assert lesson.diagnose(**vars(lesson.patient(step=step))) == []
+
     def test_no_alarm_on_other_healthy_models(self, lesson):
         x, y = lesson.x_train[600:1100].clone(), lesson.y_train[600:1100].clone()
         weights = torch.linspace(0.2, 3.0, 10)
@@ -285,7 +303,7 @@ class TestExercises:
         for function, right in ((lesson.BrokenSoftClip, False), (lesson.SoftClip, True)):
             assert lesson.numerical_gradcheck(function.apply, [x, s]).ok is right
 
-    def test_mending_one_of_the_two_bugs_of_script_9_makes_it_worse(self, lesson):
+    def test_a_right_mend_of_one_bug_of_script_9_looks_worse_at_first(self, lesson):
         (script,) = (source for source in SCRIPTS if "broken_train_9" in source)
         outside = script.replace("        images -= mean\n        images /= std\n", "").replace(
             "training = images[:held], images[held:]", "training = images[:held], (images[held:] - mean) / std"

@@ -601,7 +601,7 @@ _ALONE, _ENDS = (
 )
 PROMISES_LOOPS = [
     ("after each `every` batches one update with the mean of the gradients of their mean losses", _U, "sum for mean"),
-    ("Batches that are left over at the end update nothing", _LEFT, "an update for what is left"),
+    ("Batches that are left over at the end update nothing", _U, "an update for what is left"),
     ("and no gradient of theirs", _LEFT, "clears at the start of the first call"),
     ("(nor one that was there before the call) reaches an update of a later call", _OLD, "clears at the end only"),
     ("It returns the mean loss of each batch.", _R5, "divided losses"),
@@ -689,7 +689,7 @@ def growth(*changes):
 _NOTE = "found[name].append(out.detach().abs().mean().item())"
 _FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
 _RUN = "        with torch.no_grad():\n            for x, _ in batches:\n                model(x)\n"
-_BIN = "torch.bincount(pairs, minlength=classes * classes)"
+_BIN = "counts.index_add_(0, pairs, torch.ones_like(pairs))"
 WRONG_GROWTH = {
     "the scripts": (
         (broken("scripts-78", "broken_record_7"), broken("scripts-78", "broken_confusion_8")),
@@ -755,16 +755,34 @@ WRONG_GROWTH = {
         "record_7: its hooks are gone",
     ),
     "swallows": (
-        growth(("    finally:\n", "    except ArithmeticError:\n        pass\n    finally:\n")),
+        growth(("    finally:\n", "    except BaseException:\n        pass\n    finally:\n")),
         "record_7: the exception goes on",
     ),
     "transposed": (
         growth(("y * classes + logits.argmax(dim=1)", "logits.argmax(dim=1) * classes + y")),
         "confusion_8: the counts",
     ),
-    "no minlength": (
-        growth((_BIN, "torch.bincount(torch.cat([pairs, pairs.new_tensor([0])]))")),
-        "confusion_8: the counts|no exception",
+    "fails without images": (
+        growth(("    pairs = ", "    assert logits.max() is not None\n    pairs = ")),
+        "confusion_8: the counts",
+    ),
+    "always on the CPU": (growth((", device=logits.device", "")), "confusion_8: the counts are on"),
+    "bincount": (
+        growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
+        "confusion_8: (Python reads no value|the counts)",
+    ),
+    "keeps detached outputs": (
+        growth(
+            (_NOTE, "found[name].append(out.detach())"),
+            ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
+        ),
+        "record_7: no output is alive",
+    ),
+    "no hooks after Ctrl-C": (
+        growth(
+            (_FINALLY, "    except Exception:\n        pass\n    for handle in handles:\n        handle.remove()\n")
+        ),
+        "record_7: (its hooks are gone|the exception)",
     ),
     "floats": (growth((".view(classes, classes)", ".view(classes, classes).float()")), "confusion_8: the counts"),
     "a loop over classes": (
@@ -778,10 +796,12 @@ WRONG_GROWTH = {
         "confusion_8: at most 20 operations",
     ),
     "one list": (
-        growth(
-            (f"    return {_BIN}", "    pairs = torch.tensor(pairs.tolist(), dtype=torch.int64)\n    return " + _BIN)
-        ),
-        "confusion_8: (Python reads no value|at most 20)",
+        growth(("    counts = ", "    pairs = torch.tensor(pairs.tolist(), dtype=torch.int64)\n    counts = ")),
+        "confusion_8: (Python reads no value|at most 20|the counts|the answer runs)",
+    ),
+    "one_hot": (
+        growth((f"    return {_BIN}", "    F.one_hot(y, classes)\n    return " + _BIN)),
+        "confusion_8: (Python reads no value|the counts)",
     ),
     "asks for the largest": (
         growth(("    pairs = ", "    assert not len(y) or int(y.max()) < classes\n    pairs = ")),
@@ -799,8 +819,11 @@ _COUNTS, _OPS, _READS = (
     "confusion_8: at most 20 operations",
     "confusion_8: Python reads no value",
 )
+_DEVICE = "confusion_8: the counts are on the device of logits"
 PROMISES_GROWTH = [
     ("`record_7` returns for each leaf (a module without children", _LISTS, "all modules"),
+    ("nor a function that does so inside, as `F.one_hot` and `torch.bincount` do.", _READS, "one_hot"),
+    ("no `.item()`, `.tolist()`, `int(...)`, `if tensor`,", _READS, "asks for the largest"),
     ("each is called once a batch) its name in `named_modules()`", _LISTS, "all modules"),
     ("and a list of Python floats, one for each batch", _FLOATS, "tensors for floats"),
     ("When a batch is done, no output of a layer is alive any more.", _ALIVE, "numbers at the end"),
@@ -808,11 +831,12 @@ PROMISES_GROWTH = [
     ("Afterwards, also if the model raised, its hooks are gone", _HOOKS, "hooks stay after an exception"),
     ("and those of others stay", _HOOKS, "clears everybody's hooks"),
     ("The exception goes on.", _GOES, "swallows"),
-    ("`confusion_8` returns int64 counts on the device of `logits`", _COUNTS, "floats"),
-    ("also for no images at all", _COUNTS, "no minlength"),
+    ("`confusion_8` returns int64 counts", _COUNTS, "floats"),
+    ("on the device of `logits`", _DEVICE, "always on the CPU"),
+    ("also for no images at all", _COUNTS, "fails without images"),
     ("It takes at most 20 operations, whatever the number of images and classes", _OPS, "a loop over classes"),
     (
-        "and Python reads no value of a tensor (no `.item()`, `.tolist()`, `int(...)`, `if tensor`)",
+        "and Python reads no value of a tensor",
         _READS,
         "asks for the largest",
     ),
@@ -971,8 +995,9 @@ PROMISES_PAIR = [
     ("the accuracy on the held ones after each epoch", _EACH, "errors for accuracies"),
 ]
 CONTEXT_PAIR = [
-    "There are two bugs in script 9.",
-    "Mending one of them makes the curve worse",
+    "There are two bugs in script 9",
+    "a right mend of the one can look wrong",
+    "Find both",
     "and write `train_9`",
 ]
 
