@@ -1,0 +1,313 @@
+"""What 15-09 builds: watches, gradient checks, the doctor on all bugs and on healthy models, the leak monitor."""
+
+import ast
+import gc
+import json
+import math
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from check_protocol import MODULE
+from torch import nn
+from torch.autograd import gradcheck
+
+(PATH,) = MODULE.glob("15-09_*.ipynb")
+SCRIPTS = [
+    script
+    for cell in json.loads(PATH.read_text(encoding="utf-8"))["cells"]
+    for script in re.findall(r"```python\n(.*?)```", "".join(cell["source"]), re.DOTALL)
+]
+DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+# statements beside definitions that later definitions need
+NEEDED = {
+    *("device", "train", "x_train", "y_train", "Batch", "elsewhere", "is_animal", "animals", "CUTS", "SQUARES"),
+    *("left_behind", "wide", "late", "losses", "head_of", "raw", "GALLERY", "CHECKS", "FINAL", "HEALTHY", "brightness"),
+    *("afterwards", "smooth", "slope", "WRONG", "mask", "KINDS"),
+}
+
+
+def _kept(node):
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = {leaf.id for target in targets if target for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
+    return isinstance(node, DEFINING) or bool(names & NEEDED)
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """All definitions of the notebook, without its experiments."""
+    namespace = {"__name__": "lesson"}
+    for cell in json.loads(PATH.read_text(encoding="utf-8"))["cells"]:
+        for script in re.findall(r"```python\n(.*?)```", "".join(cell["source"]), re.DOTALL):
+            exec(compile(script, cell["id"], "exec"), namespace)  # shown in the text
+        if cell["cell_type"] == "code":
+            nodes = [node for node in ast.parse("".join(cell["source"])).body if _kept(node)]
+            exec(compile(ast.Module(nodes, []), cell["id"], "exec"), namespace)
+    torch.manual_seed(0)
+    return SimpleNamespace(**namespace)
+
+
+class TestFirstBadLayer:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_the_first_layer_in_forward_is_named(self, lesson, dtype, bad):
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()).to(dtype)
+        with torch.no_grad():
+            model[2].weight[1, 2] = bad
+            model[0].bias.fill_(1.0)
+        with lesson.first_bad_layer(model) as watch:
+            model(torch.zeros(2, 3, dtype=dtype))
+        assert watch.first() == ("2", "forward")
+
+    def test_large_finite_values_are_no_finding(self, lesson):
+        model = nn.Sequential(nn.Identity())
+        with lesson.first_bad_layer(model) as watch:
+            model(torch.full((1000,), 60000.0, dtype=torch.float16))
+        assert watch.first() is None
+
+    def test_backward_and_hooks_that_are_removed(self, lesson):
+        model = lesson.rooted()
+        before = [len(m._forward_hooks) for m in model.modules()]
+        watching = lesson.first_bad_layer(model)
+        with watching as watch:
+            model(torch.randn(2, 3, 32, 32)).sum().backward()
+        assert watch.first() == ("2", "backward")
+        assert [len(m._forward_hooks) for m in model.modules()] == before
+
+    def test_nested_outputs_and_no_tensor(self, lesson):
+        class Nest(nn.Module):
+            def forward(self, x):
+                return {"a": (x, [x / 0]), "b": "text"}
+
+        model = Nest()
+        with lesson.first_bad_layer(model) as watch:
+            model(torch.ones(2))
+        assert watch.first() == ("", "forward")
+        assert lesson.LayerWatch().first() is None
+
+
+class TestGradcheck:
+    def test_verdicts_are_those_of_pytorch(self, lesson):
+        """Right and wrong Functions, several inputs, several seeds."""
+        backwards = {
+            "right": lambda ctx, g: g * torch.sigmoid(*ctx.saved_tensors),
+            **lesson.WRONG,
+            "small error": lambda ctx, g: g * torch.sigmoid(*ctx.saved_tensors) * 1.0005,
+            "larger error": lambda ctx, g: g * torch.sigmoid(*ctx.saved_tensors) * 1.005,
+            "nothing": lambda ctx, g: None,
+            "NaN": lambda ctx, g: g * math.nan,
+        }
+        verdicts = set()
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = (2 * torch.randn(3, 2, dtype=torch.float64)).requires_grad_()
+            for name, backward in backwards.items():
+                function = lesson.with_backward(lesson.Softplus, backward)
+                ours = lesson.numerical_gradcheck(function, [x]).ok
+                assert ours == gradcheck(function, [x], raise_exception=False), (name, seed)
+                verdicts.add(ours)
+        assert verdicts == {True, False}
+
+    def test_several_inputs_and_operators(self, lesson):
+        torch.manual_seed(0)
+        a, b = lesson.random64(2, 3), lesson.random64(3)
+        for function in (torch.mul, torch.sub, lambda a, b: (a @ b).exp(), lambda a, b: a.softmax(1) * b):
+            found = lesson.numerical_gradcheck(function, [a, b])
+            assert found.ok
+            assert found.analytical.shape == found.numerical.shape == (9, function(a, b).numel())
+            assert gradcheck(function, [a, b])
+            assert lesson.projection_gradcheck(function, [a, b]) < 1e-6
+
+    def test_the_place_is_named(self, lesson):
+        def spoil(ctx, grad):
+            right = grad * torch.sigmoid(*ctx.saved_tensors)
+            right[2] += grad[2]
+            return right
+
+        found = lesson.numerical_gradcheck(lesson.with_backward(lesson.Softplus, spoil), [lesson.random64(4)])
+        assert not found.ok
+        assert (~found.close).nonzero().tolist() == [[2, 2]]
+
+    def test_kinks_are_counted_and_float32_is_refused(self, lesson):
+        x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+        assert lesson.numerical_gradcheck(torch.relu, [x]).kinks == 1
+        assert lesson.numerical_gradcheck(torch.tanh, [x]).kinks == 0
+        with pytest.raises(ValueError, match="float64"):
+            lesson.numerical_gradcheck(torch.tanh, [x.detach().float().requires_grad_()])
+
+    def test_inputs_that_are_not_contiguous(self, lesson):
+        x = torch.randn(3, 2, dtype=torch.float64).T.requires_grad_()
+        assert lesson.numerical_gradcheck(lambda t: t.cos().cumsum(0), [x]).ok
+
+
+class TestGradientReport:
+    def test_against_a_hand_count(self, lesson):
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2))
+        model[3].requires_grad_(False)
+        with torch.no_grad():
+            model[0].bias.copy_(torch.tensor([-100.0, 0.0, -100.0, 5.0]))
+        x = torch.rand(5, 3)
+        model[:3](x).square().sum().backward()
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        report = lesson.gradient_report(model, before)
+        assert set(report) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        row, p = report["0.weight"], model[0].weight
+        assert row.dead >= 0.5
+        assert row.gradient == pytest.approx(p.grad.norm().item())
+        assert row.update == pytest.approx((0.1 * p.grad.norm() / before["0.weight"].norm()).item(), rel=1e-4)
+        assert lesson.gradient_report(nn.Linear(1, 1))["bias"].gradient is None
+
+
+class TestDiagnose:
+    def test_all_bugs_of_the_gallery_are_named_first_and_their_mends_are_healthy(self, lesson):
+        right, alarms = [], []
+        for name, (expected, broken, mended) in lesson.GALLERY.items():
+            torch.manual_seed(1)
+            with warnings.catch_warnings(action="ignore"):
+                found = lesson.diagnose(**vars(broken()))
+                alarms += [(name, suspect) for suspect in lesson.diagnose(**vars(mended()))]
+            right += [name] * bool(found and found[0].name == expected)
+        assert len(lesson.GALLERY) >= 15
+        assert len(right) == len(lesson.GALLERY), set(lesson.GALLERY) - set(right)
+        assert not alarms
+
+    def test_no_alarm_on_healthy_models(self, lesson):
+        assert len(lesson.HEALTHY) >= 5
+        for seed in range(2):
+            for name, make in lesson.HEALTHY.items():
+                torch.manual_seed(seed)
+                assert lesson.diagnose(**vars(make())) == [], name
+
+    def test_the_gradient_of_the_plainest_net_is_right_for_many_starts(self, lesson):
+        for seed in range(25):
+            torch.manual_seed(seed)
+            assert not list(lesson.check_gradient(lesson.patient())), seed
+
+    def test_accumulation_on_purpose_is_no_pile(self, lesson):
+        calls = []
+
+        def step(model, loss_fn, batch, optimizer):
+            loss = loss_fn(model(batch[0]), batch[1])
+            (loss / 2).backward()
+            calls.append(loss.item())
+            if len(calls) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        assert lesson.diagnose(**vars(lesson.patient(step=step))) == []
+
+    def test_no_alarm_on_other_healthy_models(self, lesson):
+        x, y = lesson.x_train[600:1100].clone(), lesson.y_train[600:1100].clone()
+        weights = torch.linspace(0.2, 3.0, 10)
+        for model, loss_fn in (
+            (nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), F.cross_entropy),
+            (lesson.Net(), lambda z, y: F.cross_entropy(z, y, weight=weights.to(z.dtype))),
+            (nn.Sequential(lesson.Net(), nn.Softmax(1)), lambda z, y: F.nll_loss((z + 1e-9).log(), y)),
+            (lesson.Net(), lambda z, y: F.cross_entropy(z, y, reduction="sum")),
+        ):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            assert lesson.diagnose(model, loss_fn, (x, y), optimizer) == []
+        small = (x[:20], y[:20])
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+        assert lesson.diagnose(model, F.cross_entropy, small, torch.optim.Adam(model.parameters())) == []
+
+    def test_everything_is_put_back(self, lesson):
+        one = lesson.patient()
+        one.run(2)
+        one.model.features.eval()
+        state = {n: t.clone() for n, t in one.model.state_dict().items()}
+        grads = {n: p.grad.clone() for n, p in one.model.named_parameters()}
+        modes = [m.training for m in one.model.modules()]
+        moments = [v["exp_avg"].clone() for v in one.optimizer.state.values()]
+        hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.model.modules()]
+        batch = tuple(t.clone() for t in one.batch)
+        torch.manual_seed(3)
+        lesson.diagnose(**vars(one))
+        after = torch.rand(3)
+        torch.manual_seed(3)
+        assert torch.equal(after, torch.rand(3))
+        assert all(torch.equal(state[n], t) for n, t in one.model.state_dict().items())
+        assert all(torch.equal(grads[n], p.grad) for n, p in one.model.named_parameters())
+        assert modes == [m.training for m in one.model.modules()]
+        assert all(torch.equal(m, v["exp_avg"]) for m, v in zip(moments, one.optimizer.state.values(), strict=True))
+        assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.model.modules()]
+        assert all(torch.equal(a, b) for a, b in zip(batch, one.batch, strict=True))
+
+    def test_other_bugs_are_named(self, lesson):
+        x, y = lesson.x_train[:450].clone(), lesson.y_train[:450].clone()
+        bad = x.clone()
+        bad[3, 0, 0, 0] = math.nan
+        found = lesson.diagnose(**vars(lesson.patient(batch=(bad, y))))
+        assert found[0].name == "non-finite"
+        nan_net = lesson.Net(middle=lambda h: (h - h).log())
+        assert lesson.diagnose(**vars(lesson.patient(nan_net)))[0].name == "non-finite"
+        one = lesson.patient()
+        one.optimizer = torch.optim.Adam(lesson.Net().parameters())  # another model's
+        assert lesson.diagnose(**vars(one))[0].name == "not in the optimizer"
+        one = lesson.patient(step=lambda model, loss_fn, batch, optimizer: 0.0)
+        assert lesson.diagnose(**vars(one))[0].name == "no step"
+
+
+class TestLeakMonitor:
+    def test_leaks_are_found_with_their_line_and_health_is_silent(self, lesson):
+        x, y = lesson.x_train[:16], lesson.y_train[:16]
+        grows = {}
+        for kind in lesson.KINDS:
+            gc.collect()
+            gc.disable()
+            try:
+                leaky = lesson.Leaky()
+                with lesson.LeakMonitor() as monitor:
+                    for _ in range(6):
+                        getattr(leaky, kind)(x.clone(), y)
+                        monitor.mark()
+            finally:
+                gc.enable()
+            grows[kind] = sum(monitor.growing().values())
+        assert 0 < grows["trained_losses"] < 100
+        assert all(grows[kind] > 100 for kind in lesson.KINDS if kind != "trained_losses")
+        lesson.Leaky.caches.cache_clear()
+        one = lesson.patient()
+        with lesson.LeakMonitor() as monitor:
+            for _ in range(6):
+                lesson.plain_step(one.model, one.loss_fn, (x, y), one.optimizer)
+                monitor.mark()
+        assert monitor.growing() == {}
+
+    def test_bytes_are_counted_once_and_forgotten(self, lesson):
+        with lesson.LeakMonitor() as monitor:
+            kept = [torch.zeros(100)]
+            kept.append(kept[0].view(10, 10))  # the same memory
+            assert monitor.mark() == 400
+            kept.clear()
+            assert monitor.mark() == 0
+        torch.ones(3)  # outside
+        assert monitor.mark() == 0
+
+
+class TestExercises:
+    def test_script_9_is_mended(self, lesson):
+        broken, mended = lesson.script_9(lesson.broken_train_9), lesson.script_9(lesson.train_9)
+        assert max(broken[2:]) < 0.2 < min(mended)
+
+    def test_script_2_passes_its_authors_check_and_no_other(self, lesson):
+        ones = torch.ones(3, dtype=torch.float64)
+        x = lesson.random64(2, 3, 2, 2)
+        assert lesson.numerical_gradcheck(lambda x: lesson.BrokenSoftClip.apply(x, ones), [x]).ok
+        assert not lesson.numerical_gradcheck(lambda x: lesson.BrokenSoftClip.apply(x, 2 * ones), [x]).ok
+        s = (0.5 + torch.rand(3, dtype=torch.float64)).requires_grad_()
+        for function, right in ((lesson.BrokenSoftClip, False), (lesson.SoftClip, True)):
+            assert lesson.numerical_gradcheck(function.apply, [x, s]).ok is right
+
+    def test_a_right_mend_of_one_bug_of_script_9_looks_worse_at_first(self, lesson):
+        (script,) = (source for source in SCRIPTS if "broken_train_9" in source)
+        outside = script.replace("        images -= mean\n        images /= std\n", "").replace(
+            "training = images[:held], images[held:]", "training = images[:held], (images[held:] - mean) / std"
+        )
+        namespace = vars(lesson).copy()
+        exec(compile(outside, "half", "exec"), namespace)
+        assert lesson.script_9(namespace["broken_train_9"])[0] < lesson.script_9(lesson.broken_train_9)[0]

@@ -1,0 +1,1064 @@
+"""The checks of 15-09 accept any mend that behaves, and reject what a student might really write."""
+
+import json
+import re
+
+import torch
+import torch.nn.functional as F
+from check_protocol import MODULE, CheckProtocol
+from torch import nn
+
+from course.answers import answers, definitions
+from course.exercises import student_source
+from shared.checks import topic_15_09 as check
+
+GIVEN = definitions("15-09", "patient")
+ANSWERS = answers("15-09", given=GIVEN)
+STUBS = answers("15-09", edit=student_source, given=GIVEN)
+(PATH,) = MODULE.glob("15-09_*.ipynb")
+SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
+NAMES = {
+    "contrast": "contrast",
+    "function": "SoftClip",
+    "losses": "LOSSES",
+    "loops": "LOOPS",
+    "growth": "GROWTH",
+    "pair": "train_9",
+}
+
+
+def variant(slug, *changes):
+    """The notebook's own answer with pieces of its text replaced."""
+    source = SOURCES[f"ex-{slug}"]
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    namespace = dict(ANSWERS)
+    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
+    return namespace[NAMES[slug]]
+
+
+def broken(cell, name):
+    """A broken script, as the lesson's text shows it."""
+    (script,) = re.findall(r"```python\n(.*?)```", SOURCES[cell], re.DOTALL)
+    namespace = dict(ANSWERS)
+    exec(compile(script, cell, "exec", dont_inherit=True), namespace)
+    return namespace[name]
+
+
+# ---------------------------------------------------------------- contrast
+
+_DIMS = (1, 2, 3)
+
+
+def contrast_by_norm(images):
+    """The norm's own rule at 0, with what is nearly uniform made uniform."""
+    centred = images - images.mean(_DIMS, keepdim=True)
+    centred = centred * (centred.abs() > 1e-6 * (1 + images.abs()))
+    return torch.linalg.vector_norm(centred, dim=_DIMS) / images[0].numel() ** 0.5
+
+
+def contrast_with_eps(images):
+    variance = images.flatten(1).var(dim=1, correction=0)
+    return (variance + 1e-9).sqrt()
+
+
+def contrast_by_rows(images):
+    rows = []
+    for image in images:
+        flat = image.reshape(-1)
+        rows.append(flat.std(correction=0) if flat.max() > flat.min() else flat.sum() * 0)
+    return torch.stack(rows)
+
+
+def contrast_plain(images):
+    return images.var(_DIMS, correction=0).sqrt()
+
+
+def contrast_where(images):
+    v = contrast_variance(images)
+    return torch.where(v > 0, v.sqrt(), 0.0)
+
+
+def contrast_variance(images):
+    return (images - images.mean(_DIMS, keepdim=True)).square().mean(_DIMS)
+
+
+def contrast_unbiased(images):
+    return contrast_by_rows(images) * (images[0].numel() / (images[0].numel() - 1)) ** 0.5
+
+
+def contrast_large_eps(images):
+    return (contrast_variance(images) + 1e-6).sqrt()
+
+
+def contrast_exact_zero(images):
+    v = contrast_variance(images)
+    return torch.where(v == 0, 0.0, torch.where(v == 0, 1.0, v).sqrt())
+
+
+def contrast_detached(images):
+    return contrast_by_rows(images).detach() + 0 * images.sum(_DIMS)
+
+
+def contrast_floor(images):
+    """Uniform images get a small number."""
+    v = contrast_variance(images)
+    return torch.where(v < 1e-8, 1e-3, v.clamp(min=1e-8).sqrt())
+
+
+def contrast_hook(images):
+    """Drops the whole gradient if it has a NaN."""
+    if images.requires_grad:
+        images = images * 1
+        images.register_hook(lambda g: torch.zeros_like(g) if g.isnan().any() else g)
+    v = contrast_variance(images)
+    return torch.where(v < 1e-9, 0.0, v.sqrt())
+
+
+def contrast_offset(images):
+    """Something is added behind the root."""
+    c = contrast_by_rows(images)
+    return torch.where(c > 0, c + 0.01, c)
+
+
+def contrast_half_slope(images):
+    c = contrast_by_rows(images)
+    return c / 2 + c.detach() / 2
+
+
+WRONG_CONTRAST = {
+    "the script's": (contrast_plain, "gradient 0"),
+    "where behind the root": (contrast_where, "gradient 0[\\s\\S]*Hint 1"),
+    "added behind the root": (contrast_offset, "the value is that of the formula"),
+    "divided by n - 1": (contrast_unbiased, "the value is that of the formula"),
+    "a large eps": (contrast_large_eps, "the value is that of the formula"),
+    "detached": (contrast_detached, "the gradient is that of the formula"),
+    "half of the slope": (contrast_half_slope, "the gradient is that of the formula"),
+    "a floor for uniform images": (contrast_floor, "has the value 0"),
+    "drops the batch's gradient": (contrast_hook, "gradient of another"),
+}
+_VALUE, _SLOPE = "the value is that of the formula", "the gradient is that of the formula"
+_ZERO, _FLAT = "a uniform image has the value 0", "a uniform image has the gradient 0"
+PROMISES_CONTRAST = [
+    ("for an image whose contrast is 0.001 or more, value", _VALUE, "a large eps"),
+    ("and gradient are those of `broken_contrast` (to 1 part in 1,000)", _SLOPE, "detached"),
+    ("for a uniform image (all values the same) the value", _ZERO, "a floor for uniform images"),
+    ("and the gradient are 0 (to 1e-4)", _FLAT, "where behind the root"),
+    (
+        "one image of a batch doesn't change the gradient of another",
+        "an image doesn't change the gradient of another",
+        "drops the batch's gradient",
+    ),
+    ("takes images `(N, C, H, W)` and returns a tensor `(N,)`", _VALUE, "divided by n - 1"),
+    ("at a uniform image value and gradient are 0", _FLAT, "where behind the root"),
+]
+CONTEXT_CONTRAST = [
+    "Mend script 1 (any mend is accepted that behaves as said here).",
+    "Deviation of each image's values",
+]
+
+# ---------------------------------------------------------------- function
+
+
+class ClipFromOutput(torch.autograd.Function):
+    """setup_context, and everything from the output."""
+
+    @staticmethod
+    def forward(x, s):
+        return torch.tanh(x / s.reshape(1, -1, *(1,) * (x.ndim - 2))) * s.reshape(1, -1, *(1,) * (x.ndim - 2))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, s, y = ctx.saved_tensors
+        s4 = s.reshape(1, -1, *(1,) * (x.ndim - 2))
+        slope = 1 - (y / s4) ** 2
+        result = [None, None]
+        if ctx.needs_input_grad[0]:
+            result[0] = grad * slope
+        if ctx.needs_input_grad[1]:
+            both = grad * (y - x * slope) / s4
+            result[1] = both.transpose(0, 1).reshape(len(s), -1).sum(1)
+        return tuple(result)
+
+
+class ClipByAutograd(torch.autograd.Function):
+    """Lets autograd do it once more."""
+
+    @staticmethod
+    def forward(ctx, x, s):
+        ctx.save_for_backward(x, s)
+        wide = s[(slice(None), *(None,) * (x.dim() - 2))]
+        return wide * (x / wide).tanh()
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x, s = (t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True))
+            wide = s[(slice(None), *(None,) * (x.dim() - 2))]
+            y = wide * (x / wide).tanh()
+        needed = [t for t in (x, s) if t.requires_grad]
+        found = iter(torch.autograd.grad(y, needed, grad))
+        return tuple(next(found) if t.requires_grad else None for t in (x, s))
+
+
+_SLOPE_LINE = "1 - t.square()"
+WRONG_FUNCTION = {
+    "the script's": (broken("script-2", "BrokenSoftClip"), "the gradient of x"),
+    "slope from the output": (
+        variant("function", (_SLOPE_LINE, "1 - (t * wide).square()")),
+        "the gradient of x",
+    ),
+    "s without its second term": (
+        variant("function", ("grad * (t - slope * x / wide)", "grad * t")),
+        "the gradient of s",
+    ),
+    "sign of the second term": (
+        variant("function", ("t - slope * x / wide", "t + slope * x / wide")),
+        "the gradient of s[\\s\\S]*Hint 2",
+    ),
+    "summed over the batch only": (
+        variant("function", ("second.sum(dim=others)", "second.sum(dim=0)")),
+        "the gradient of s|no exception",
+    ),
+    "mean for sum": (variant("function", (".sum(dim=others)", ".mean(dim=others)")), "the gradient of s"),
+    "no upstream gradient": (
+        variant("function", ("return grad * slope if", "return slope if")),
+        "the gradient of x",
+    ),
+    "forward clamps": (
+        variant("function", ("return s * torch.tanh(x / s)", "return torch.maximum(torch.minimum(x, s), -s)")),
+        "forward is",
+    ),
+    "s always": (variant("function", (" if needs[1] else None", "")), "gets None"),
+    "x always": (variant("function", ("grad * slope if needs[0] else None", "grad * slope")), "gets None"),
+    "on ctx": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.x, ctx.s = x, s"),
+            ("x, s = ctx.saved_tensors", "x, s = ctx.x, ctx.s"),
+        ),
+        "save_for_backward",
+    ),
+    "in a list on ctx": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.kept = [(x, s)]"),
+            ("x, s = ctx.saved_tensors", "x, s = ctx.kept[0]"),
+        ),
+        "save_for_backward",
+    ),
+}
+_FORWARD, _NONE = "forward is s · tanh(x / s)", "an input that needs no gradient gets None"
+_GX, _GS, _SAVED = "the gradient of x is right", "the gradient of s is right", "tensors are kept with save_for_backward"
+PROMISES_FUNCTION = [
+    ("forward gives $s \\tanh(x/s)$ for `x` of shape `(N, C)` or `(N, C, ...)`", _FORWARD, "forward clamps"),
+    ("and `s` of shape `(C,)`, all positive", _FORWARD, "forward clamps"),
+    ("backward gives the right gradients of both", _GX, "the script's"),
+    ("in the shapes and dtypes of `x` and `s`", _GS, "s without its second term"),
+    ("an input that needs no gradient gets `None`", _NONE, "s always"),
+    ("what backward needs is kept with `save_for_backward`", _SAVED, "on ctx"),
+    ("s · tanh(x / s) with a learnt s (C,) for each channel of x (N, C, ...).", _FORWARD, "forward clamps"),
+    ("Keep what backward needs", _SAVED, "on ctx"),
+    ("and return the clipped x.", _FORWARD, "forward clamps"),
+    ("The gradients of x and of s, None where none is needed.", _NONE, "x always"),
+]
+CONTEXT_FUNCTION = ["Find out what the author's check missed"]
+
+# ---------------------------------------------------------------- losses
+
+
+def loss_3_mse(model, x, y):
+    centred = x.sub(x.mean((0, 2, 3), keepdim=True))
+    return F.mse_loss(model(centred), y[:, None])
+
+
+def loss_3_rows(model, x, y):
+    centred = x.clone()
+    for c in range(x.shape[1]):
+        centred[:, c] = x[:, c] - x[:, c].mean()
+    return torch.stack([(model(centred)[i].sum() - y[i]) ** 2 for i in range(len(y))]).mean()
+
+
+def loss_4_topk(model, x, y):
+    losses = -model(x).log_softmax(1).gather(1, y[:, None])[:, 0]
+    weights = torch.cat([p.flatten() for p in model.parameters()])
+    return losses.topk(-(-len(y) // 2)).values.mean() + 0.01 * weights.dot(weights)
+
+
+def loss_4_stack(model, x, y):
+    z = model(x)
+    losses = sorted((F.cross_entropy(z[i], y[i]) for i in range(len(x))), key=lambda loss: loss.item(), reverse=True)
+    kept = losses[: len(losses) - len(losses) // 2]
+    return sum(kept) / len(kept) + 0.01 * sum(p.pow(2).sum() for p in model.parameters())
+
+
+_THREE, _FOUR = "    return (model(x).squeeze(1) - y).square().mean()", "    return hardest.mean() + 0.01"
+WRONG_LOSSES = {
+    "the scripts": (
+        (broken("scripts-34", "broken_loss_3"), broken("scripts-34", "broken_loss_4")),
+        "loss_3: the value",
+    ),
+    "script 4 as it was": ((loss_3_mse, broken("scripts-34", "broken_loss_4")), "loss_4: the gradients"),
+    "in place, put back": (
+        variant(
+            "losses",
+            (
+                "    x = x - x.mean(dim=(0, 2, 3), keepdim=True)\n",
+                "    x.data -= x.data.mean(dim=(0, 2, 3), keepdim=True)\n",
+            ),
+        ),
+        "loss_3",
+    ),
+    "in place": (
+        variant(
+            "losses",
+            (
+                "    x = x - x.mean(dim=(0, 2, 3), keepdim=True)\n",
+                "    x, whole = x - x.mean(dim=(0, 2, 3), keepdim=True), x\n    whole.data.copy_(x)\n",
+            ),
+        ),
+        "loss_3: x and y stay",
+    ),
+    "y reshaped in place": (
+        variant("losses", (_THREE, "    return (model(x) - y.unsqueeze_(1)).square().mean()")),
+        "loss_3: x and y stay",
+    ),
+    "broadcast": (variant("losses", ("model(x).squeeze(1) - y", "model(x) - y")), "loss_3: the value[\\s\\S]*Hint 1"),
+    "shape (1,)": (variant("losses", (".square().mean()", ".square().mean().view(1)")), "loss_3: the value"),
+    "not centred": (
+        variant("losses", ("    x = x - x.mean(dim=(0, 2, 3), keepdim=True)\n", "")),
+        "loss_3: the value",
+    ),
+    "centred by image": (variant("losses", ("dim=(0, 2, 3)", "dim=(2, 3)")), "loss_3: the value"),
+    "mean detached": (
+        variant("losses", ("x.mean(dim=(0, 2, 3), keepdim=True)", "x.detach().mean(dim=(0, 2, 3), keepdim=True)")),
+        "loss_3: the gradients",
+    ),
+    "summed": (variant("losses", (".square().mean()", ".square().sum()")), "loss_3: the value"),
+    "smaller half of an odd number": (
+        variant("losses", ("(len(x) + 1) // 2", "max(len(x) // 2, 1)")),
+        "loss_4: the value",
+    ),
+    "the easier half": (variant("losses", ("descending=True", "descending=False")), "loss_4: the value"),
+    "penalty from .data": (variant("losses", ("p.square().sum()", "p.data.square().sum()")), "loss_4: the gradients"),
+    "penalty of what learns": (
+        variant("losses", ("for p in model.parameters())", "for p in model.parameters() if p.requires_grad)")),
+        "loss_4: the value",
+    ),
+    "detached losses": (variant("losses", ("hardest.mean() +", "hardest.detach().mean() +")), "loss_4: the gradients"),
+    "writes into x afterwards": (
+        variant("losses", ("    hardest = ", "    x.data.mul_(2)\n    hardest = ")),
+        "loss_4: x and y stay",
+    ),
+}
+PROMISES_LOSSES = [
+    (
+        "Both are called as `loss(model, x, y)` and return a scalar tensor",
+        "loss_3: the value is that of the docstring",
+        "summed",
+    ),
+    ("Value and gradients", "loss_4: the gradients are those of the docstring", "script 4 as it was"),
+    (
+        "(of every parameter, and of `x` if it requires one)",
+        "loss_3: the gradients are those of the docstring",
+        "mean detached",
+    ),
+    ("are those of the formula in the docstring", "loss_3: the value is that of the docstring", "broadcast"),
+    (
+        "`loss_3` centres the channels of the batch, as its author meant to",
+        "loss_3: the value is that of the docstring",
+        "centred by image",
+    ),
+    ("the caller's `x` and `y` stay as they were", "loss_3: x and y stay as they were", "in place"),
+    ("the caller's `x` and `y` stay as they were", "loss_4: x and y stay as they were", "writes into x afterwards"),
+    ("`loss_4` takes the larger half of the losses", "loss_4: the value is that of the docstring", "the easier half"),
+    (
+        "of an odd number of images one more than the smaller half",
+        "loss_4: the value is that of the docstring",
+        "smaller half of an odd number",
+    ),
+    (
+        "They work in float32 and float64, and with a batch of one.",
+        "loss_4: the value is that of the docstring",
+        "smaller half of an odd number",
+    ),
+    ("Mean squared error of a net with one output", "loss_3: the value is that of the docstring", "broadcast"),
+    ("the target is an image's brightness y (N,).", "loss_3: the value is that of the docstring", "broadcast"),
+    (
+        "Cross-entropy of the harder half of the batch, plus 0.01 times all squared parameters.",
+        "loss_4: the gradients are those of the docstring",
+        "penalty from .data",
+    ),
+]
+CONTEXT_LOSSES = ["Mend scripts 3 and 4.", "the docstrings say what is meant"]
+
+# ---------------------------------------------------------------- loops
+
+
+def train_5_summed(model, optimizer, batches, every=2):
+    """One backward a group, of the mean of its losses."""
+    values = []
+    for start in range(0, len(batches), every):
+        group = [F.cross_entropy(model(x), y) for x, y in batches[start : start + every]]
+        values += [loss.item() for loss in group]
+        if len(group) == every:
+            optimizer.zero_grad(set_to_none=False)
+            torch.stack(group).mean().backward()
+            optimizer.step()
+    return values
+
+
+def train_5_scaled(model, optimizer, batches, every=2):
+    """Sums the gradients and divides them."""
+    values = []
+    for number, (x, y) in enumerate(batches):
+        if number % every == 0:
+            model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        values.append(loss.detach().tolist())
+        if number % every == every - 1:
+            for p in model.parameters():
+                p.grad.div_(every)
+            optimizer.step()
+    return values
+
+
+def train_6_function(model, optimizer, scheduler, batches, validation, epochs):
+    def epoch():
+        model.train()
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    @torch.inference_mode()
+    def measure():
+        model.eval()
+        hits = int((model(validation[0]).argmax(-1) == validation[1]).sum())
+        model.train()
+        return hits / len(validation[1])
+
+    optimizer.zero_grad()
+    found = []
+    while len(found) < epochs:
+        epoch()
+        found += [measure()]
+        scheduler.step()
+    return found
+
+
+def loops(*changes):
+    return variant("loops", *changes)
+
+
+_AFTER = "            optimizer.step()\n            optimizer.zero_grad()\n    return losses"
+_NO_GRAD = "        with torch.no_grad():\n            right = model(x).argmax(dim=1) == y\n"
+WRONG_LOOPS = {
+    "the scripts": (
+        (broken("scripts-56", "broken_train_5"), broken("scripts-56", "broken_train_6")),
+        "train_5: updates",
+    ),
+    "sum for mean": (loops(("(loss / every).backward()", "loss.backward()")), "train_5: updates"),
+    "another default": (loops(("every: int = 2", "every: int = 1")), "train_5: updates"),
+    "an update each batch": (loops(("if number % every == 0:", "if True:")), "train_5: updates"),
+    "divided losses": (loops(("losses.append(loss.item())", "losses.append(loss.item() / every)")), "train_5: returns"),
+    "losses as tensors": (loops(("losses.append(loss.item())", "losses.append(loss.detach())")), "train_5: returns"),
+    "a tuple of losses": (loops(("    return losses", "    return tuple(losses)")), "train_5: returns"),
+    "an update for what is left": (
+        loops(
+            (
+                "    return losses",
+                "    if number % every:\n        optimizer.step()\n        optimizer.zero_grad()\n    return losses",
+            )
+        ),
+        "train_5: (updates|batches that are left over)",
+    ),
+    "clears after updates only": (
+        loops(("    optimizer.zero_grad()\n    for number, (x, y)", "    for number, (x, y)")),
+        "train_5: (batches that are left over|a gradient from before)",
+    ),
+    "clears at the end only": (
+        loops(
+            ("    optimizer.zero_grad()\n    for number, (x, y)", "    for number, (x, y)"),
+            ("    return losses", "    optimizer.zero_grad()\n    return losses"),
+        ),
+        "train_5: a gradient from before the call",
+    ),
+    "clears at the start of the first call": (
+        loops(
+            (
+                "    optimizer.zero_grad()\n    for number, (x, y)",
+                "    if not optimizer.state:\n        optimizer.zero_grad()\n    for number, (x, y)",
+            ),
+        ),
+        "train_5: batches that are left over",
+    ),
+    "script 6 as it was": ((train_5_summed, broken("scripts-56", "broken_train_6")), "train_6: the scheduler"),
+    "scheduler before the epoch": (
+        loops(
+            (
+                "        model.train()\n        for x, y in batches:",
+                "        model.train()\n        scheduler.step()\n        for x, y in batches:",
+            ),
+            ("        scheduler.step()\n        x, y = validation", "        x, y = validation"),
+        ),
+        "train_6: the scheduler",
+    ),
+    "no scheduler": (loops(("        scheduler.step()\n", "")), "train_6: the scheduler"),
+    "stays in evaluation mode": (
+        loops(
+            (
+                "        accuracies.append(right.float().mean().item())\n        model.train()\n",
+                "        accuracies.append(right.float().mean().item())\n",
+            ),
+            ("        model.train()\n        for x, y in batches:", "        for x, y in batches:"),
+        ),
+        "train_6: trains in training mode[\\s\\S]*Hint 2",
+    ),
+    "training in the mode it finds": (
+        loops(("        model.train()\n        for x, y in batches:", "        for x, y in batches:")),
+        "train_6: trains in training mode",
+    ),
+    "the children in training mode": (
+        loops(
+            (
+                "        model.train()\n        for x, y in batches:",
+                "        for child in model.children():\n            child.train()\n        for x, y in batches:",
+            )
+        ),
+        "train_6: trains in training mode",
+    ),
+    "no step after the last epoch": (
+        loops(
+            ("        scheduler.step()\n", "        if len(accuracies) < epochs - 1:\n            scheduler.step()\n")
+        ),
+        "train_6: the scheduler",
+    ),
+    "only the root in training mode": (
+        loops(
+            (
+                "        model.train()\n        for x, y in batches:",
+                "        model.training = True\n        for x, y in batches:",
+            ),
+        ),
+        "train_6: trains in training mode",
+    ),
+    "measured in training mode": (loops(("        model.eval()\n", "")), "train_6: measures"),
+    "measured with a graph": (loops((_NO_GRAD, "        right = model(x).argmax(dim=1) == y\n")), "train_6: measures"),
+    "accuracies as tensors": (
+        loops(("accuracies.append(right.float().mean().item())", "accuracies.append(right.float().mean())")),
+        "train_6: returns",
+    ),
+    "percent": (loops(("right.float().mean().item()", "100 * right.float().mean().item()")), "train_6: returns"),
+    "the last accuracy": (loops(("    return accuracies", "    return accuracies[-1:]")), "train_6: returns"),
+    "gradients pile up": (
+        loops(("        for x, y in batches:\n            optimizer.zero_grad()\n", "        for x, y in batches:\n")),
+        "train_6: weights and buffers",
+    ),
+    "looks at the validation data in training": (
+        loops(
+            (
+                "        scheduler.step()\n",
+                "        scheduler.step()\n        with torch.no_grad():\n"
+                "            model.body[1](model.body[0](validation[0]))\n",
+            )
+        ),
+        "train_6: weights and buffers",
+    ),
+    "ends in evaluation mode": (
+        loops(
+            (
+                "        accuracies.append(right.float().mean().item())\n        model.train()\n",
+                "        accuracies.append(right.float().mean().item())\n",
+            )
+        ),
+        "train_6: leaves the model in training mode",
+    ),
+}
+_U, _R5 = (
+    "train_5: updates are made with the mean gradient of each group",
+    "train_5: returns each batch's loss as a float",
+)
+_LEFT, _OLD = (
+    "train_5: batches that are left over reach no later update",
+    "train_5: a gradient from before the call reaches no update",
+)
+_SCHED, _TM = "train_6: the scheduler steps once an epoch", "train_6: trains in training mode"
+_EM, _R6 = (
+    "train_6: measures in evaluation mode without a graph",
+    "train_6: returns one accuracy for each epoch as a float",
+)
+_ALONE, _ENDS = (
+    "train_6: weights and buffers are those of the training alone",
+    "train_6: leaves the model in training mode",
+)
+PROMISES_LOOPS = [
+    ("after each `every` batches one update with the mean of the gradients of their mean losses", _U, "sum for mean"),
+    ("Batches that are left over at the end update nothing", _U, "an update for what is left"),
+    ("and no gradient of theirs", _LEFT, "clears at the start of the first call"),
+    ("(nor one that was there before the call) reaches an update of a later call", _OLD, "clears at the end only"),
+    ("It returns the mean loss of each batch.", _R5, "divided losses"),
+    ("one step of the scheduler at the end of each epoch", _SCHED, "scheduler before the epoch"),
+    ("Each epoch trains in training mode", _TM, "training in the mode it finds"),
+    ("and measures in evaluation mode without a graph", _EM, "measured with a graph"),
+    ("the validation data leave no trace in the model", _ALONE, "looks at the validation data in training"),
+    ("It returns one accuracy for each epoch", _R6, "percent"),
+    ("and leaves the model in training mode", _ENDS, "ends in evaluation mode"),
+    ("Both return lists of Python floats.", _R6, "accuracies as tensors"),
+    ("Both return lists of Python floats.", _R5, "losses as tensors"),
+    ("An update for each `every` batches, with the mean of their gradients", _U, "an update each batch"),
+    ("the batches' losses.", _R5, "losses as tensors"),
+    ("Train;", _ALONE, "gradients pile up"),
+    ("the scheduler counts epochs.", _SCHED, "no scheduler"),
+    ("The accuracy on `validation` after each epoch.", _R6, "the last accuracy"),
+]
+CONTEXT_LOOPS = ["Mend scripts 5 and 6", "`batches` is a list of pairs", "`train_5`:", "`train_6`:"]
+
+# ---------------------------------------------------------------- growth
+
+
+def record_by_wrapping(model, batches):
+    """No hooks: forward of each leaf is replaced on the instance."""
+    result, wrapped = {}, []
+
+    def wrap(module, inner, numbers):
+        def forward(*args, **kwargs):
+            out = inner(*args, **kwargs)
+            numbers.append(float(out.detach().abs().mean()))
+            return out
+
+        module.forward = forward
+
+    try:
+        for name, module in model.named_modules():
+            if not module._modules:
+                result[name] = []
+                wrapped.append(module)
+                wrap(module, module.forward, result[name])
+        for x, _ in batches:
+            model(x)
+    finally:
+        for module in wrapped:
+            vars(module).pop("forward", None)
+    return result
+
+
+def record_with_defaults(model, batches):
+    found, handles = {}, []
+    for name, module in model.named_modules():
+        if len(list(module.children())) == 0:
+            handles.append(
+                module.register_forward_hook(
+                    lambda m, a, out, name=name: found.setdefault(name, []).append(out.abs().mean().item())
+                )
+            )
+    try:
+        with torch.inference_mode():
+            for pair in batches:
+                model(pair[0])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def confusion_by_product(logits, y):
+    classes = logits.size(1)
+    true, found = ((t[:, None] == torch.arange(classes, device=t.device)).float() for t in (y, logits.argmax(1)))
+    return (true.T @ found).long()
+
+
+def confusion_by_scatter(logits, y):
+    classes = logits.shape[-1]
+    counts = torch.zeros(classes * classes, dtype=torch.int64, device=logits.device)
+    index = y * classes + logits.max(dim=1).indices
+    return counts.scatter_add_(0, index, torch.ones_like(index)).reshape(classes, classes)
+
+
+def growth(*changes):
+    return variant("growth", *changes)
+
+
+_NOTE = "found[name].append(out.detach().abs().mean().item())"
+_FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
+_RUN = "        with torch.no_grad():\n            for x, _ in batches:\n                model(x)\n"
+_BIN = "counts.index_add_(0, pairs, torch.ones_like(pairs))"
+WRONG_GROWTH = {
+    "the scripts": (
+        (broken("scripts-78", "broken_record_7"), broken("scripts-78", "broken_confusion_8")),
+        "record_7: one list for each leaf",
+    ),
+    "all modules": (growth((" if not list(m.children())", "")), "record_7: one list for each leaf"),
+    "late name": (
+        growth(
+            (
+                "register_forward_hook(partial(note, name=name))",
+                "register_forward_hook(lambda m, a, out: note(m, a, out, name))",
+            ),
+            (
+                "handles = [m.register_forward_hook(lambda m, a, out: note(m, a, out, name)) "
+                "for name, m in leaves.items()]",
+                "handles = []\n    for name, m in leaves.items():\n"
+                "        handles.append(m.register_forward_hook(lambda m, a, out: note(m, a, out, name)))",
+            ),
+        ),
+        "record_7: one float for each batch",
+    ),
+    "last batch only": (
+        growth((_NOTE, "found[name] = [out.detach().abs().mean().item()]")),
+        "record_7: one float for each batch",
+    ),
+    "signed mean": (growth((".abs().mean().item()", ".mean().item()")), "record_7: one float for each batch"),
+    "tensors for floats": (
+        growth((_NOTE, "found[name].append(out.detach().abs().mean())")),
+        "record_7: one float for each batch",
+    ),
+    "numbers at the end": (
+        growth(
+            (_NOTE, "found[name].append(out)"),
+            ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
+        ),
+        "record_7: no output is alive",
+    ),
+    "the last output stays": (
+        growth((_NOTE, _NOTE + "\n        note.last = out")),
+        "record_7: no output is alive",
+    ),
+    "in evaluation mode": (growth((_RUN, "        model.eval()\n" + _RUN)), "record_7: the modes stay"),
+    "in training mode afterwards": (
+        growth((_FINALLY, _FINALLY + "        model.train()\n")),
+        "record_7: the modes stay",
+    ),
+    "hooks stay": (
+        growth(("            handle.remove()\n", "            pass\n")),
+        "record_7: (its hooks are gone|one float)",
+    ),
+    "hooks stay after an exception": (
+        growth((_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n        pass\n")),
+        "record_7: its hooks are gone[\\s\\S]*raised",
+    ),
+    "clears everybody's hooks": (
+        growth(
+            (
+                "            handle.remove()\n",
+                "            handle.remove()\n        for m in leaves.values():\n"
+                "            m._forward_hooks.clear()\n",
+            )
+        ),
+        "record_7: its hooks are gone",
+    ),
+    "swallows": (
+        growth(("    finally:\n", "    except BaseException:\n        pass\n    finally:\n")),
+        "record_7: the exception goes on",
+    ),
+    "transposed": (
+        growth(("y * classes + logits.argmax(dim=1)", "logits.argmax(dim=1) * classes + y")),
+        "confusion_8: the counts",
+    ),
+    "fails without images": (
+        growth(("    pairs = ", "    assert logits.max() is not None\n    pairs = ")),
+        "confusion_8: the counts",
+    ),
+    "always on the CPU": (growth((", device=logits.device", "")), "confusion_8: the counts are on"),
+    "bincount": (
+        growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
+        "confusion_8: (Python reads no value|the counts)",
+    ),
+    "keeps detached outputs": (
+        growth(
+            (_NOTE, "found[name].append(out.detach())"),
+            ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
+        ),
+        "record_7: no output is alive",
+    ),
+    "no hooks after Ctrl-C": (
+        growth(
+            (_FINALLY, "    except Exception:\n        pass\n    for handle in handles:\n        handle.remove()\n")
+        ),
+        "record_7: (its hooks are gone|the exception)",
+    ),
+    "floats": (growth((".view(classes, classes)", ".view(classes, classes).float()")), "confusion_8: the counts"),
+    "a loop over classes": (
+        growth(
+            (
+                f"    return {_BIN}.view(classes, classes)\n",
+                "    rows = [(pairs == i).sum() for i in range(classes * classes)]\n"
+                "    return torch.stack(rows).view(classes, classes)\n",
+            )
+        ),
+        "confusion_8: at most 20 operations",
+    ),
+    "one list": (
+        growth(("    counts = ", "    pairs = torch.tensor(pairs.tolist(), dtype=torch.int64)\n    counts = ")),
+        "confusion_8: (Python reads no value|at most 20|the counts|the answer runs)",
+    ),
+    "one_hot": (
+        growth((f"    return {_BIN}", "    F.one_hot(y, classes)\n    return " + _BIN)),
+        "confusion_8: (Python reads no value|the counts)",
+    ),
+    "asks for the largest": (
+        growth(("    pairs = ", "    assert not len(y) or int(y.max()) < classes\n    pairs = ")),
+        "confusion_8: Python reads no value",
+    ),
+}
+_LISTS, _FLOATS = (
+    "record_7: one list for each leaf, by its name",
+    "record_7: one float for each batch, the mean magnitude",
+)
+_ALIVE, _MODES = "record_7: no output is alive when a batch is done", "record_7: the modes stay as they are"
+_HOOKS, _GOES = "record_7: its hooks are gone, those of others stay", "record_7: the exception goes on"
+_COUNTS, _OPS, _READS = (
+    "confusion_8: the counts are right",
+    "confusion_8: at most 20 operations",
+    "confusion_8: Python reads no value",
+)
+_DEVICE = "confusion_8: the counts are on the device of logits"
+PROMISES_GROWTH = [
+    ("`record_7` returns for each leaf (a module without children", _LISTS, "all modules"),
+    ("nor a function that does so inside, as `F.one_hot` and `torch.bincount` do.", _READS, "one_hot"),
+    ("no `.item()`, `.tolist()`, `int(...)`, `if tensor`,", _READS, "asks for the largest"),
+    ("each is called once a batch) its name in `named_modules()`", _LISTS, "all modules"),
+    ("and a list of Python floats, one for each batch", _FLOATS, "tensors for floats"),
+    ("When a batch is done, no output of a layer is alive any more.", _ALIVE, "numbers at the end"),
+    ("The mode of the model stays as it is.", _MODES, "in evaluation mode"),
+    ("Afterwards, also if the model raised, its hooks are gone", _HOOKS, "hooks stay after an exception"),
+    ("and those of others stay", _HOOKS, "clears everybody's hooks"),
+    ("The exception goes on.", _GOES, "swallows"),
+    ("`confusion_8` returns int64 counts", _COUNTS, "floats"),
+    ("on the device of `logits`", _DEVICE, "always on the CPU"),
+    ("also for no images at all", _COUNTS, "fails without images"),
+    ("It takes at most 20 operations, whatever the number of images and classes", _OPS, "a loop over classes"),
+    (
+        "and Python reads no value of a tensor",
+        _READS,
+        "asks for the largest",
+    ),
+    ("For each leaf of the model the mean magnitude of its output, one number for each batch.", _FLOATS, "signed mean"),
+    ("Counts (C, C): row the class of an image, column the class with the largest logit.", _COUNTS, "transposed"),
+]
+CONTEXT_GROWTH = ["Mend scripts 7 and 8."]
+
+# ---------------------------------------------------------------- pair
+
+
+def train_9_lazily(model, optimizer, images, labels, epochs, held):
+    """Standardises each batch when it is used."""
+    m, s = images[held:].mean((0, 2, 3)).view(1, -1, 1, 1), images[held:].std((0, 2, 3)).view(1, -1, 1, 1)
+    result = []
+    for _ in range(epochs):
+        model.train()
+        index = held
+        while index < len(images):
+            loss = F.cross_entropy(model((images[index : index + 64] - m).div(s)), labels[index : index + 64])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            index += 64
+        model.eval()
+        with torch.inference_mode():
+            guess = model((images[:held] - m) / s).max(1).indices
+        result.append(float((guess == labels[:held]).double().mean()))
+    return result
+
+
+def train_9_copy(model, optimizer, images, labels, epochs, held):
+    """A copy that is written to, once."""
+    images = images.clone()
+    mean, std = (getattr(images[held:], f)(dim=(0, 2, 3), keepdim=True) for f in ("mean", "std"))
+    images -= mean
+    images /= std
+    accuracies = []
+    for _ in range(epochs):
+        model.train()
+        for x, y in zip(images[held:].split(64), labels[held:].split(64), strict=True):
+            loss = F.cross_entropy(model(x), y)
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                p.grad = g
+            optimizer.step()
+        model.eval()
+        hits = 0
+        with torch.no_grad():
+            for x, y in zip(images[:held].split(50), labels[:held].split(50), strict=True):
+                hits += (model(x).argmax(1) == y).sum().item()
+        accuracies.append(hits / held)
+    return accuracies
+
+
+def pair(*changes):
+    return variant("pair", *changes)
+
+
+_STANDARD = "    standard = (images - mean) / std\n"
+WRONG_PAIR = {
+    "the script's": (broken("script-9", "broken_train_9"), "the batches are those of the script[\\s\\S]*Hint 1"),
+    "held images as bytes": (
+        pair(("model(standard[:held])", "model(images[:held])")),
+        "the held images[\\s\\S]*Hint 2",
+    ),
+    "held images twice": (pair(("model(standard[:held])", "model((standard[:held] - mean) / std)")), "the held images"),
+    "held images by their own": (
+        pair(("model(standard[:held])", "model((images[:held] - images[:held].mean((0, 2, 3), keepdim=True)) / std)")),
+        "the held images",
+    ),
+    "mean over all": (pair(("mean = images[held:]", "mean = images")), "the batches are"),
+    "each image by itself": (
+        pair(("(images - mean) / std", "(images - images.mean((2, 3), keepdim=True)) / std")),
+        "the batches are",
+    ),
+    "each batch by its own mean": (
+        pair(
+            ("x, y = standard[start : start + 64],", "x, y = images[start : start + 64], "),
+            ("F.cross_entropy(model(x), y)", "F.cross_entropy(model((x - x.mean((0, 2, 3), keepdim=True)) / std), y)"),
+        ),
+        "the batches are",
+    ),
+    "no deviation": (pair((_STANDARD, "    standard = images - mean\n")), "the batches are"),
+    "the last batch dropped": (
+        pair(("range(held, len(images), 64)", "range(held, len(images) - 63, 64)")),
+        "the batches are",
+    ),
+    "shuffled": (
+        pair(
+            (
+                _STANDARD,
+                _STANDARD + "    order = torch.cat([torch.arange(held), held + torch.randperm(len(images) - held)])\n"
+                "    standard, labels = standard[order], labels[order]\n",
+            )
+        ),
+        "the batches are",
+    ),
+    "measured in training mode": (pair(("        model.eval()\n", "")), "trains in training mode, measures"),
+    "eval for good": (
+        pair(
+            ("    for _ in range(epochs):\n        model.train()\n", "    model.train()\n    for _ in range(epochs):\n")
+        ),
+        "trains in training mode, measures",
+    ),
+    "gradients pile up": (pair(("            optimizer.zero_grad()\n", "")), "the training is that of the script"),
+    "labels of the held": (
+        pair(("labels[start : start + 64]", "labels[start - held : min(start + 64, len(images)) - held]")),
+        "the training is that",
+    ),
+    "in place once": (
+        pair((_STANDARD, "    images -= mean\n    images /= std\n    standard = images\n")),
+        "images and labels stay",
+    ),
+    "put back with rounding": (
+        pair(
+            (
+                _STANDARD,
+                "    images.sub_(mean).div_(std)\n    standard = images.clone()\n    images.mul_(std).add_(mean)\n",
+            )
+        ),
+        "images and labels stay",
+    ),
+    "tensors": (pair(("right.float().mean().item()", "right.float().mean()")), "one float for each epoch"),
+    "the last one": (pair(("    return accuracies", "    return accuracies[-1]")), "one float for each epoch"),
+    "errors for accuracies": (
+        pair(("right.float().mean().item()", "1 - right.float().mean().item()")),
+        "one float for each epoch",
+    ),
+}
+_BATCHES, _HELD = (
+    "the batches are those of the script, standardised once",
+    "the held images are standardised in the same way",
+)
+_MODE9, _SAME = "trains in training mode, measures in evaluation mode", "the training is that of the script"
+_STAY, _EACH = "images and labels stay as they were", "returns one float for each epoch"
+PROMISES_PAIR = [
+    ("it does what the docstring says", _SAME, "gradients pile up"),
+    ("training and held images are seen by the model standardised once, in every epoch", _BATCHES, "the script's"),
+    ("training and held images are seen by the model standardised once, in every epoch", _HELD, "held images twice"),
+    ("mean and deviation are those of the training images alone", _BATCHES, "mean over all"),
+    ("the batches are those of the script, in the same order", _BATCHES, "shuffled"),
+    ("64 images each, the last one what is left", _BATCHES, "the last batch dropped"),
+    ("it trains in training mode and measures in evaluation mode", _MODE9, "measured in training mode"),
+    (
+        "the caller's `images` and `labels` stay as they were, so that a second call does the same",
+        _STAY,
+        "in place once",
+    ),
+    ("it returns one Python float for each epoch", _EACH, "tensors"),
+    (
+        "Train on all images but the first `held`, standardised with mean and deviation of each channel "
+        "over the training images",
+        _BATCHES,
+        "no deviation",
+    ),
+    ("the accuracy on the held ones after each epoch", _EACH, "errors for accuracies"),
+]
+CONTEXT_PAIR = [
+    "There are two bugs in script 9",
+    "a right mend of the one can look wrong",
+    "Find both",
+    "and write `train_9`",
+]
+
+
+# ---------------------------------------------------------------- all
+
+CHECKS = {
+    "contrast": check.contrast,
+    "SoftClip": check.soft_clip,
+    "LOSSES": check.losses,
+    "LOOPS": check.loops,
+    "GROWTH": check.growth,
+    "train_9": check.pair,
+}
+RIGHT = {
+    "contrast": [contrast_by_norm, contrast_with_eps, contrast_by_rows, contrast_exact_zero, check._contrast],
+    "SoftClip": [ClipFromOutput, ClipByAutograd],
+    "LOSSES": [(loss_3_mse, loss_4_topk), (loss_3_rows, loss_4_stack)],
+    "LOOPS": [(train_5_summed, train_6_function), (train_5_scaled, ANSWERS["train_6"])],
+    "GROWTH": [(record_by_wrapping, confusion_by_product), (record_with_defaults, confusion_by_scatter)],
+    "train_9": [train_9_lazily, train_9_copy],
+}
+WRONG = {
+    "contrast": WRONG_CONTRAST,
+    "SoftClip": WRONG_FUNCTION,
+    "LOSSES": WRONG_LOSSES,
+    "LOOPS": WRONG_LOOPS,
+    "GROWTH": WRONG_GROWTH,
+    "train_9": WRONG_PAIR,
+}
+PROMISES = {
+    "contrast": PROMISES_CONTRAST,
+    "SoftClip": PROMISES_FUNCTION,
+    "LOSSES": PROMISES_LOSSES,
+    "LOOPS": PROMISES_LOOPS,
+    "GROWTH": PROMISES_GROWTH,
+    "train_9": PROMISES_PAIR,
+}
+CONTEXT = {
+    "contrast": CONTEXT_CONTRAST,
+    "SoftClip": CONTEXT_FUNCTION,
+    "LOSSES": CONTEXT_LOSSES,
+    "LOOPS": CONTEXT_LOOPS,
+    "GROWTH": CONTEXT_GROWTH,
+    "train_9": CONTEXT_PAIR,
+}
+
+
+class TestChecks(CheckProtocol):
+    TOPIC = "15-09"
+    CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
+    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
+
+    def hold_stand_in(self, name, stand_in):
+        if name in ("contrast", "GROWTH", "train_9"):
+            assert CHECKS[name].run(stand_in).status == "passed"
+        else:
+            assert stand_in is None
+
+
+def test_a_model_that_is_a_leaf_is_recorded():
+    found = ANSWERS["record_7"](nn.Linear(3, 2), [(torch.ones(2, 3), None)])
+    assert list(found) == [""]
+    assert len(found[""]) == 1
