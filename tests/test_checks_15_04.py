@@ -85,32 +85,59 @@ def smoothing_by_rows(logits, labels, epsilon=0.1, weight=None, ignore_index=-10
 
 
 def smoothing_by_torch(logits, labels, epsilon=0.1, weight=None, ignore_index=-100, reduction="mean"):
-    return F.cross_entropy(
-        logits, labels, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=epsilon
-    )
+    wide = logits.float() if logits.element_size() < 4 else logits
+    weight = None if weight is None else weight.to(wide.dtype)
+    options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": epsilon}
+    return F.cross_entropy(wide, labels, weight, **options).to(logits.dtype)
 
 
-_MEAN_LINE = "loss.sum() if reduction == \"sum\" else loss.sum() / own.sum()"
+_MEAN_LINE = 'loss.sum() if reduction == "sum" else loss.sum() / own.sum()'
 _SPREAD = "spread = (losses * weights.view(-1, *[1] * (wide.dim() - 2))).mean(dim=1) * kept"
 _WIDE = "logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits"
 WRONG_SMOOTHING = {
+    "two further dimensions": (
+        variant(
+            "smoothing",
+            (
+                "    wide = logits.float()",
+                "    if logits.dim() > 3:\n        logits, labels = logits.flatten(2), labels.flatten(1)\n"
+                "    wide = logits.float()",
+            ),
+        ),
+        "reductions none",
+    ),
     "PyTorch's own": (smoothing_by_torch, "without cross_entropy"),
     "spread over the others": (
-        variant("smoothing", ("(1 - epsilon) * hard + epsilon * spread", "(1 - epsilon) * hard + epsilon * (losses.sum(1) * kept - hard) / max(losses.shape[1] - 1, 1)")),
-        "each loss",
+        variant(
+            "smoothing",
+            (
+                "(1 - epsilon) * hard + epsilon * spread",
+                "(1 - epsilon) * hard + epsilon * (losses.sum(1) * kept - hard) / max(losses.shape[1] - 1, 1)",
+            ),
+        ),
+        "reductions none",
     ),
-    "epsilon not taken away": (variant("smoothing", ("(1 - epsilon) * hard", "hard")), "each loss"),
-    "a sum over the classes": (variant("smoothing", (".mean(dim=1) * kept", ".sum(dim=1) * kept")), "each loss"),
+    "epsilon not taken away": (variant("smoothing", ("(1 - epsilon) * hard", "hard")), "reductions none"),
+    "a sum over the classes": (variant("smoothing", (".mean(dim=1) * kept", ".sum(dim=1) * kept")), "reductions none"),
     "always a mean": (
         variant("smoothing", ('    if reduction == "none":\n        return loss.to(logits.dtype)\n', "")),
-        "each loss",
+        "reductions none",
     ),
     "picked from the last dimension": (
-        variant("smoothing", ("losses.gather(1, index.unsqueeze(1)).squeeze(1)", "losses.gather(-1, index.unsqueeze(-1)).squeeze(-1)")),
-        "each loss",
+        variant(
+            "smoothing",
+            ("losses.gather(1, index.unsqueeze(1)).squeeze(1)", "losses.gather(-1, index.unsqueeze(-1)).squeeze(-1)"),
+        ),
+        "reductions none",
     ),
-    "mean over the batch": (variant("smoothing", (_MEAN_LINE, 'loss.sum() if reduction == "sum" else loss.sum() / len(loss)')), "sum and mean"),
-    "mean for sum": (variant("smoothing", ('loss.sum() if reduction == "sum"', 'loss.mean() if reduction == "sum"')), "sum and mean"),
+    "mean over the batch": (
+        variant("smoothing", (_MEAN_LINE, 'loss.sum() if reduction == "sum" else loss.sum() / len(loss)')),
+        "reductions none",
+    ),
+    "mean for sum": (
+        variant("smoothing", ('loss.sum() if reduction == "sum"', 'loss.mean() if reduction == "sum"')),
+        "reductions none",
+    ),
     "weights in the first term only": (
         variant("smoothing", ("(losses * weights.view(-1, *[1] * (wide.dim() - 2)))", "losses")),
         "weights enter",
@@ -121,7 +148,10 @@ WRONG_SMOOTHING = {
     ),
     "a mean that counts": (variant("smoothing", ("own.sum()", "kept.sum()")), "weights enter"),
     "ignored in the first term only": (variant("smoothing", (".mean(dim=1) * kept", ".mean(dim=1)")), "ignored labels"),
-    "negative numbers only": (variant("smoothing", ("labels != ignore_index", "labels >= 0")), "ignored labels|no exception"),
+    "negative numbers only": (
+        variant("smoothing", ("labels != ignore_index", "labels >= 0")),
+        "ignored labels|no exception",
+    ),
     "ignored counts in the mean": (
         variant("smoothing", ("own.sum()", "weights[index].sum()")),
         "ignored labels",
@@ -131,43 +161,77 @@ WRONG_SMOOTHING = {
         variant("smoothing", ("torch.where(kept, labels, 0)", "labels.clamp(min=0)")),
         "ignored labels",
     ),
-    "detached spread": (variant("smoothing", ("* kept\n    loss", "* kept\n    spread = spread.detach()\n    loss")), "gradients"),
-    "no gradient": (variant("smoothing", ("-log_probabilities(wide)", "-log_probabilities(wide).detach()")), "gradients"),
-    "float32 comes back": (variant("smoothing", ("    return total.to(logits.dtype)\n", "    return total\n")), "dtype is that"),
+    "detached spread": (
+        variant("smoothing", ("* kept\n    loss", "* kept\n    spread = spread.detach()\n    loss")),
+        "gradients",
+    ),
+    "no gradient": (
+        variant("smoothing", ("-log_probabilities(wide)", "-log_probabilities(wide).detach()")),
+        "gradients",
+    ),
+    "float32 comes back": (
+        variant("smoothing", ("    return total.to(logits.dtype)\n", "    return total\n")),
+        "dtype is that",
+    ),
     "float32 for each": (variant("smoothing", ("return loss.to(logits.dtype)", "return loss")), "dtype is that"),
     "NaN at the edge": (
         variant("smoothing", ("-log_probabilities(wide)", "-wide.exp().div(wide.exp().sum(1, keepdim=True)).log()")),
-        "NaN",
+        "logits of ±10,000",
     ),
     "all in half precision": (
-        variant("smoothing", (_WIDE, "logits"), (".mean(dim=1) * kept", ".sum(dim=1) * kept / wide.shape[1]"), ("epsilon * spread", "epsilon * (spread - spread + spread)")),
+        variant(
+            "smoothing",
+            (_WIDE, "logits"),
+            (".mean(dim=1) * kept", ".sum(dim=1) * kept / wide.shape[1]"),
+            ("epsilon * spread", "epsilon * (spread - spread + spread)"),
+        ),
         "NaN|dtype is that",
     ),
     "softmax with a floor": (
         variant("smoothing", ("-log_probabilities(wide)", "-(wide.softmax(1) + 1e-12).log()")),
-        "each loss|dtype is that",
+        "logits of ±10,000",
     ),
     "any reduction": (
-        variant("smoothing", ('    if reduction not in ("none", "sum", "mean"):\n        raise ValueError(f"reduction must be none, sum or mean, not {reduction!r}")\n', "")),
+        variant(
+            "smoothing",
+            (
+                '    if reduction not in ("none", "sum", "mean"):\n'
+                '        raise ValueError(f"reduction must be none, sum or mean, not {reduction!r}")\n',
+                "",
+            ),
+        ),
         "another reduction",
     ),
     "KeyError": (variant("smoothing", ("raise ValueError(", "raise KeyError(")), "another reduction"),
 }
 _WITHOUT = "is written without cross_entropy and nll_loss"
-_EACH, _WEIGHTS = "each loss, reduction none", "weights enter both terms and the mean"
+_EACH, _WEIGHTS = "reductions none, sum and mean", "weights enter both terms and the mean"
 _IGNORED = "ignored labels cost nothing and count in no mean"
 PROMISES_SMOOTHING = [
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
-    ("equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`", _EACH, "epsilon not taken away"),
+    (
+        "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
+        _EACH,
+        "epsilon not taken away",
+    ),
     ("without calling it or `F.nll_loss`", _WITHOUT, "PyTorch's own"),
     ("`logits` are `(N, C)` or `(N, C, d1, …)`, `labels` the class numbers", _EACH, "picked from the last dimension"),
     ("they enter both terms of the formula and the mean", _WEIGHTS, "weights in the first term only"),
     ("Entries whose label is `ignore_index` cost 0 and count in no mean", _IGNORED, "ignored counts in the mean"),
     ("the number may be any, also one that no class has", _IGNORED, "clamped labels"),
-    ('`reduction` is `"none"`, `"sum"` or `"mean"`', "sum and mean", "mean for sum"),
+    ('`reduction` is `"none"`, `"sum"` or `"mean"`', _EACH, "mean for sum"),
     ("any other raises `ValueError`", "another reduction raises ValueError", "any reduction"),
-    ("Logits of ±10,000 in float16, bfloat16 and float32 give no NaN", "no NaN at logits of ±10,000", "NaN at the edge"),
-    ("Cross-entropy against labels of which a share epsilon is spread over all classes.", _EACH, "spread over the others"),
+    (
+        "Logits of ±10,000 in float16, bfloat16 and float32 give the loss that float64 gives, up to "
+        "rounding, and no NaN in the gradient.",
+        "logits of ±10,000: the loss of float64, and no NaN",
+        "NaN at the edge",
+    ),
+    (
+        "Cross-entropy against labels of which a share epsilon is spread over all classes.",
+        _EACH,
+        "spread over the others",
+    ),
     ("in value, dtype, shape", "the dtype is that of the logits", "float32 comes back"),
 ]
 CONTEXT_SMOOTHING = ["`weight` are `C` class weights, or `None`"]
@@ -207,61 +271,158 @@ def ntxent_by_rows(first, second, temperature=0.5):
 _NTX_Z = "z = F.normalize(z.float() if z.dtype in (torch.float16, torch.bfloat16) else z, dim=1)"
 _NTX_RETURN = "F.cross_entropy(logits.masked_fill(itself, -torch.inf), partner).to(first.dtype)"
 WRONG_NTXENT = {
-    "itself in the sum": (variant("ntxent", ("logits.masked_fill(itself, -torch.inf)", "logits")), "equals a loop|one image"),
-    "itself as a zero": (variant("ntxent", ("masked_fill(itself, -torch.inf)", "masked_fill(itself, 0)")), "equals a loop"),
-    "one side only": (variant("ntxent", (_NTX_RETURN, "F.cross_entropy(logits.masked_fill(itself, -torch.inf)[: len(first)], partner[: len(first)]).to(first.dtype)")), "equals a loop"),
+    "itself in the sum": (
+        variant("ntxent", ("logits.masked_fill(itself, -torch.inf)", "logits")),
+        "equals a loop|one image",
+    ),
+    "itself as a zero": (
+        variant("ntxent", ("masked_fill(itself, -torch.inf)", "masked_fill(itself, 0)")),
+        "equals a loop",
+    ),
+    "one side only": (
+        variant(
+            "ntxent",
+            (
+                _NTX_RETURN,
+                "F.cross_entropy(logits.masked_fill(itself, -torch.inf)[: len(first)], partner[: "
+                "len(first)]).to(first.dtype)",
+            ),
+        ),
+        "equals a loop",
+    ),
     "only the other side": (
-        variant("ntxent", (_NTX_RETURN, "F.cross_entropy(logits[: len(first), len(first) :], partner[: len(first)] - len(first)).to(first.dtype)")),
+        variant(
+            "ntxent",
+            (
+                _NTX_RETURN,
+                "F.cross_entropy(logits[: len(first), len(first) :], partner[: len(first)] - "
+                "len(first)).to(first.dtype)",
+            ),
+        ),
         "equals a loop",
     ),
     "neighbours as partners": (variant("ntxent", (".roll(len(first))", " ^ 1")), "equals a loop|no exception"),
     "a sum": (variant("ntxent", ("partner).to", 'partner, reduction="sum").to')), "equals a loop"),
     "times the temperature": (variant("ntxent", ("/ temperature", "* temperature")), "equals a loop"),
     "without the partner below": (
-        variant("ntxent", (_NTX_RETURN, "(logits.masked_fill(itself | (torch.arange(len(z))[:, None] == partner), -torch.inf).logsumexp(1) - logits[torch.arange(len(z)), partner]).mean().to(first.dtype)")),
+        variant(
+            "ntxent",
+            (
+                _NTX_RETURN,
+                "(logits.masked_fill(itself | (torch.arange(len(z))[:, None] == partner), "
+                "-torch.inf).logsumexp(1) - logits[torch.arange(len(z)), partner]).mean().to(first.dtype)",
+            ),
+        ),
         "equals a loop",
     ),
     "one image is NaN": (
-        variant("ntxent", ("    logits =", "    if len(first) == 1:\n        return (z.sum() * math.nan).to(first.dtype)\n    logits =")),
+        variant(
+            "ntxent",
+            (
+                "    logits =",
+                "    if len(first) == 1:\n        return (z.sum() * math.nan).to(first.dtype)\n    logits =",
+            ),
+        ),
         "one image",
     ),
     "one image is itself": (
-        variant("ntxent", ("    logits =", "    if len(first) == 1:\n        return (1 - z[0] @ z[1]).to(first.dtype)\n    logits =")),
+        variant(
+            "ntxent",
+            ("    logits =", "    if len(first) == 1:\n        return (1 - z[0] @ z[1]).to(first.dtype)\n    logits ="),
+        ),
         "one image",
     ),
-    "as long as they are": (variant("ntxent", (_NTX_Z, "z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z")), "length of a row|equals a loop"),
-    "one length for all": (variant("ntxent", (_NTX_Z, "z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z\n    z = z / z.norm(dim=1).mean()")), "length of a row"),
+    "as long as they are": (
+        variant("ntxent", (_NTX_Z, "z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z")),
+        "length of a row|equals a loop",
+    ),
+    "one length for all": (
+        variant(
+            "ntxent",
+            (
+                _NTX_Z,
+                "z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z\n    z = z / z.norm(dim=1).mean()",
+            ),
+        ),
+        "length of a row",
+    ),
     "detached": (variant("ntxent", (_NTX_Z, _NTX_Z + "\n    z = z.detach()")), "gradients reach"),
-    "the second as a target": (variant("ntxent", ("torch.cat([first, second])", "torch.cat([first, second.detach()])")), "gradients reach"),
+    "the second as a target": (
+        variant("ntxent", ("torch.cat([first, second])", "torch.cat([first, second.detach()])")),
+        "gradients reach",
+    ),
     "float32 comes back": (variant("ntxent", (".to(first.dtype)", "")), "dtype of the inputs"),
     "with a dimension": (variant("ntxent", (".to(first.dtype)", ".to(first.dtype).view(1)")), "equals a loop|dtype"),
-    "float64 as float32": (variant("ntxent", ("z.float() if z.dtype in (torch.float16, torch.bfloat16) else z", "z.float()")), "equals a loop"),
+    "float64 as float32": (
+        variant("ntxent", ("z.float() if z.dtype in (torch.float16, torch.bfloat16) else z", "z.float()")),
+        "equals a loop",
+    ),
     "exponentials": (
-        variant("ntxent", (_NTX_RETURN, "(-(logits.exp()[torch.arange(len(z)), partner] / logits.exp().masked_fill(itself, 0).sum(1)).log().mean()).to(first.dtype)")),
+        variant(
+            "ntxent",
+            (
+                _NTX_RETURN,
+                "(-(logits.exp()[torch.arange(len(z)), partner] / logits.exp().masked_fill(itself, "
+                "0).sum(1)).log().mean()).to(first.dtype)",
+            ),
+        ),
         "finite",
     ),
     "normalised in half precision": (
-        variant("ntxent", (_NTX_Z, "z = F.normalize(z, dim=1)\n    z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z")),
+        variant(
+            "ntxent",
+            (
+                _NTX_Z,
+                "z = F.normalize(z, dim=1)\n    z = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z",
+            ),
+        ),
         "finite|dtype of the inputs",
     ),
     "any shape": (
         variant("ntxent", ("    if first.shape != second.shape or first.dim() != 2:\n", "    if False:\n")),
         "other shapes",
     ),
-    "unequal lengths": (variant("ntxent", ("first.shape != second.shape or ", "first.shape[1:] != second.shape[1:] or ")), "other shapes"),
+    "unequal lengths": (
+        variant("ntxent", ("first.shape != second.shape or ", "first.shape[1:] != second.shape[1:] or ")),
+        "other shapes",
+    ),
     "an assertion": (variant("ntxent", ("raise ValueError(", "raise AssertionError(")), "other shapes"),
 }
-_LOOP, _FINITE = "equals a loop over all views", "finite at low temperatures and for large entries"
+_LOOP, _FINITE = (
+    "equals a loop over all views",
+    "low temperatures and large entries: the loss of float64, finite gradients",
+)
 PROMISES_NTXENT = [
     ("the mean of $\\ell_i$ over all $2N$ views", _LOOP, "one side only"),
     ("row $i$ of both comes from the same image", _LOOP, "neighbours as partners"),
-    ("Rows have any length: the similarity is that of their directions.", "the length of a row doesn't matter", "one length for all"),
-    ("The sum in the denominator runs over the views of both sides, the partner included, the view itself not.", _LOOP, "without the partner below"),
+    (
+        "Rows have any length: the similarity is that of their directions.",
+        "the length of a row doesn't matter",
+        "one length for all",
+    ),
+    (
+        "The sum in the denominator runs over the views of both sides, the partner included, the view itself not.",
+        _LOOP,
+        "without the partner below",
+    ),
     ("One image alone costs 0.", "one image alone costs 0", "one image is NaN"),
-    ("The result is a tensor without dimensions in the dtype of the inputs", "a tensor without dimensions in the dtype of the inputs", "float32 comes back"),
+    (
+        "The result is a tensor without dimensions in the dtype of the inputs",
+        "a tensor without dimensions in the dtype of the inputs",
+        "float32 comes back",
+    ),
     ("gradients reach both inputs", "gradients reach both inputs", "the second as a target"),
-    ("Temperatures down to 0.01 and rows with entries of ±10,000 give a finite loss", _FINITE, "exponentials"),
-    ("Inputs of unequal shape, or with other than two dimensions, raise `ValueError`.", "other shapes raise ValueError", "any shape"),
+    (
+        "Temperatures down to 0.01 and rows with entries of ±10,000 give, in float16, bfloat16 and "
+        "float32, the loss that float64 gives, up to rounding, and finite gradients.",
+        _FINITE,
+        "exponentials",
+    ),
+    (
+        "Inputs of unequal shape, or with other than two dimensions, raise `ValueError`.",
+        "other shapes raise ValueError",
+        "any shape",
+    ),
     ("How badly each view finds its partner among all others; (N, D) twice.", _LOOP, "itself as a zero"),
 ]
 CONTEXT_NTXENT = ["the similarity is that of their directions", "`first` and `second` are `(N, D)`"]
@@ -374,41 +535,91 @@ WRONG_VARIANCE = {
         variant("variance", ("self._add(values.numel(), mean", "self._add(len(values) if values.dim() else 1, mean")),
         "count, mean and variance",
     ),
-    "count as a tensor": (variant("variance", ("self.count = total", "self.count = torch.tensor(total)")), "count, mean and variance"),
-    "divides once more": (
-        variant("variance", ("        return self.m2 /", "        self.m2 = self.m2 * 0.5\n        return 2 * self.m2 /")),
+    "count as a tensor": (
+        variant("variance", ("self.count = total", "self.count = torch.tensor(total)")),
         "count, mean and variance",
     ),
-    "correction ignored": (variant("variance", ("self.m2 / (self.count - correction)", "self.m2 / (self.count - 1)")), "correction|no exception|ZeroDivision"),
+    "divides once more": (
+        variant(
+            "variance", ("        return self.m2 /", "        self.m2 = self.m2 * 0.5\n        return 2 * self.m2 /")
+        ),
+        "count, mean and variance",
+    ),
+    "correction ignored": (
+        variant("variance", ("self.m2 / (self.count - correction)", "self.m2 / (self.count - 1)")),
+        "correction|no exception|ZeroDivision",
+    ),
     "zero for too few": (
         variant("variance", ("torch.full_like(self.mean, math.nan)", "torch.zeros_like(self.mean)")),
         "correction",
     ),
-    "infinite for too few": (variant("variance", ("self.count <= correction", "self.count < correction")), "correction|no exception"),
-    "a number": (variant("variance", ("return self.m2 / (self.count - correction)", "return (self.m2 / (self.count - correction)).item()")), "count, mean and variance"),
+    "infinite for too few": (
+        variant("variance", ("self.count <= correction", "self.count < correction")),
+        "correction|no exception",
+    ),
+    "a number": (
+        variant(
+            "variance",
+            ("return self.m2 / (self.count - correction)", "return (self.m2 / (self.count - correction)).item()"),
+        ),
+        "count, mean and variance",
+    ),
     "raises on nothing": (variant("variance", (_EMPTY, "        if True:\n")), "count, mean and variance|nothing seen"),
     "zero before anything": (
         variant("variance", ("torch.tensor(math.nan)", "torch.tensor(0.0)")),
         "nothing seen",
     ),
-    "None before anything": (variant("variance", ("self.mean = torch.tensor(math.nan)", "self.mean = None")), "nothing seen|no exception"),
-    "always float32": (variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values.float()")), "count, mean and variance"),
-    "always float64": (variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values.double()")), "halves count as float32"),
+    "None before anything": (
+        variant("variance", ("self.mean = torch.tensor(math.nan)", "self.mean = None")),
+        "nothing seen|no exception",
+    ),
+    "always float32": (
+        variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values.float()")),
+        "count, mean and variance",
+    ),
+    "always float64": (
+        variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values.double()")),
+        "halves count as float32",
+    ),
     "halves stay": (
-        variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values if values.is_floating_point() else values.float()")),
+        variant(
+            "variance",
+            (
+                "values if values.dtype == torch.float64 else values.float()",
+                "values if values.is_floating_point() else values.float()",
+            ),
+        ),
         "halves count as float32",
     ),
     "no integers": (
-        variant("variance", ("values if values.dtype == torch.float64 else values.float()", "values.float() if values.element_size() < 4 and values.is_floating_point() else values")),
+        variant(
+            "variance",
+            (
+                "values if values.dtype == torch.float64 else values.float()",
+                "values.float() if values.element_size() < 4 and values.is_floating_point() else values",
+            ),
+        ),
         "halves count as float32",
     ),
-    "an empty one is merged": (variant("variance", ("        if other.count:\n", "        if True:\n")), "merging|nothing"),
+    "an empty one is merged": (
+        variant("variance", ("        if other.count:\n", "        if True:\n")),
+        "merging|nothing",
+    ),
     "merging moves": (
-        variant("variance", ("            self._add(other.count, other.mean, other.m2)\n", "            self._add(other.count, other.mean, other.m2)\n            other.count = 0\n")),
+        variant(
+            "variance",
+            (
+                "            self._add(other.count, other.mean, other.m2)\n",
+                "            self._add(other.count, other.mean, other.m2)\n            other.count = 0\n",
+            ),
+        ),
         "merging",
     ),
     "merging adds variances": (
-        variant("variance", ("self._add(other.count, other.mean, other.m2)", "self._add(other.count, other.mean, other.variance())")),
+        variant(
+            "variance",
+            ("self._add(other.count, other.mean, other.m2)", "self._add(other.count, other.mean, other.variance())"),
+        ),
         "merging",
     ),
     "in place on what was merged": (
@@ -424,7 +635,14 @@ WRONG_VARIANCE = {
     "squares of single values": (VarianceFromFirst, "values around"),
     "keeps the graph": (variant("variance", ("        values = values.detach()\n", "")), "no graph"),
     "keeps the tensor": (
-        variant("variance", ("            mean = values.mean()\n", "            mean = values if values.dim() == 0 else values.mean()\n"), ("mean.clone(), m2.clone()", "mean, m2.clone()")),
+        variant(
+            "variance",
+            (
+                "            mean = values.mean()\n",
+                "            mean = values if values.dim() == 0 else values.mean()\n",
+            ),
+            ("mean.clone(), m2.clone()", "mean, m2.clone()"),
+        ),
         "no graph",
     ),
 }
@@ -433,7 +651,8 @@ _MERGING, _NO_GRAPH = "merging workers", "no graph, and no tensor of the batch"
 _KINDS = "integers, booleans and halves count as float32, float64 stays"
 PROMISES_VARIANCE = [
     ("which sees values in batches and on several workers", _BATCHES, "no term between the means"),
-    ("takes a tensor of any shape; each element is a value", _BATCHES, "the first dimension"),
+    ("takes a tensor of any shape;", _BATCHES, "the first dimension"),
+    ("each element is a value.", _BATCHES, "the first dimension"),
     ("An empty one changes nothing.", _BATCHES, "raises on nothing"),
     ("Integers, booleans and half precision count as float32", _KINDS, "no integers"),
     ("float64 stays float64", _KINDS, "halves stay"),
@@ -445,8 +664,16 @@ PROMISES_VARIANCE = [
     ("`variance(correction=1)` is $M/(n-\\text{correction})$", _CORRECTION, "correction ignored"),
     ("a 0-d tensor as `torch.var` gives it, NaN where $n\\le$ `correction`", _CORRECTION, "zero for too few"),
     ("Asking changes nothing.", _BATCHES, "divides once more"),
-    ("Values around 1,000 with deviation 0.1 have their variance right to 1 % in float32", "values around 1,000 with deviation 0.1", "squares"),
-    ("in batches of any size, down to one value each", "values around 1,000 with deviation 0.1", "squares of single values"),
+    (
+        "Values around 1,000 with deviation 0.1 have their variance right to 1 % in float32",
+        "values around 1,000 with deviation 0.1",
+        "squares",
+    ),
+    (
+        "in batches of any size, down to one value each",
+        "values around 1,000 with deviation 0.1",
+        "squares of single values",
+    ),
     ("Whatever requires a gradient, the state keeps no graph.", _NO_GRAPH, "keeps the graph"),
     ("What happens to the batch's tensor afterwards doesn't matter.", _NO_GRAPH, "keeps the tensor"),
     ("Nothing was seen: count 0, mean NaN.", "nothing seen", "zero before anything"),
@@ -468,7 +695,7 @@ def clip_by_loops(parameters, max_norm, norm_type=2.0, nonfinite="keep"):
         parameters = [parameters]
     parameters = list(parameters)
     groups = parameters if parameters and isinstance(parameters[0], dict) else None
-    sets = [(list(g["params"]), g["max_norm"] if "max_norm" in g else max_norm) for g in groups or ()]
+    sets = [(list(g["params"]), g.get("max_norm", max_norm)) for g in groups or ()]
     sets = sets if groups is not None else [(parameters, max_norm)]
     norms = []
     with torch.no_grad():
@@ -531,81 +758,203 @@ _GIVEN = "given = [parameters] if isinstance(parameters, Tensor) else list(param
 _DECIDE = 'if nonfinite != "keep" and not all(math.isfinite(norm) for norm in norms):'
 _LAST = "return torch.stack([norm.to(norms[0].device) for norm in norms]) if grouped else norms[0]"
 WRONG_CLIP = {
-    "always the 2-norm": (variant("clip", ("_foreach_norm(grads, norm_type)", "_foreach_norm(grads, 2.0)"), ("torch.stack(each), norm_type)", "torch.stack(each), 2.0)")), "norm and gradients"),
-    "a sum of norms": (variant("clip", ("torch.linalg.vector_norm(torch.stack(each), norm_type)", "torch.stack(each).sum()")), "norm and gradients"),
+    "always the 2-norm": (
+        variant(
+            "clip",
+            ("_foreach_norm(grads, norm_type)", "_foreach_norm(grads, 2.0)"),
+            ("torch.stack(each), norm_type)", "torch.stack(each), 2.0)"),
+        ),
+        "norm and gradients",
+    ),
+    "a sum of norms": (
+        variant("clip", ("torch.linalg.vector_norm(torch.stack(each), norm_type)", "torch.stack(each).sum()")),
+        "norm and gradients",
+    ),
     "each tensor by its own": (
-        variant("clip", (_MUL, "[g.mul_((limit / (n + 1e-6)).clamp(max=1.0)) for g, n in zip(grads, torch._foreach_norm(grads, norm_type))]")),
+        variant(
+            "clip",
+            (
+                _MUL,
+                "[g.mul_((limit / (n + 1e-6)).clamp(max=1.0)) for g, n in zip(grads, torch._foreach_norm(grads, "
+                "norm_type))]",
+            ),
+        ),
         "norm and gradients",
     ),
     "scales up": (variant("clip", (".clamp(max=1.0)", "")), "norm and gradients"),
     "without the small number": (variant("clip", ("(norm + 1e-6)", "norm")), "norm and gradients"),
     "the norm afterwards": (
-        variant("clip", (_LAST, "norms = [norm.clamp(max=limit) if math.isfinite(limit) else norm for norm, limit in zip(norms, limits)]\n    " + _LAST)),
+        variant(
+            "clip",
+            (
+                _LAST,
+                "norms = [norm.clamp(max=limit) if math.isfinite(limit) else norm for norm, limit in zip(norms, "
+                "limits)]\n    " + _LAST,
+            ),
+        ),
         "norm and gradients",
     ),
     "lists only": (variant("clip", (_GIVEN, "given = parameters")), "norm and gradients|a tensor, a list"),
     "walks twice": (
-        variant("clip", (_GIVEN, "given = [parameters] if isinstance(parameters, Tensor) else parameters if iter(parameters) is parameters and not isinstance(next(parameters), Mapping) else parameters\n    given = list(given)")),
+        variant(
+            "clip",
+            (
+                _GIVEN,
+                "given = [parameters] if isinstance(parameters, Tensor) else parameters if iter(parameters) is "
+                "parameters and not isinstance(next(parameters), Mapping) else parameters\n"
+                "    given = list(given)",
+            ),
+        ),
         "a tensor, a list",
     ),
     "a tensor is its rows": (variant("clip", (_GIVEN, "given = list(parameters)")), "a tensor, a list"),
     "new gradients": (
-        variant("clip", (_MUL, "[setattr(p, 'grad', p.grad * (limit / (norm + 1e-6)).clamp(max=1.0).to(p.grad.dtype)) for s in (given if grouped else [{'params': given}]) for p in s['params'] if p.grad is not None and any(p.grad is g for g in grads)]")),
+        variant(
+            "clip",
+            (
+                _MUL,
+                "[setattr(p, 'grad', p.grad * (limit / (norm + 1e-6)).clamp(max=1.0).to(p.grad.dtype)) for s in "
+                "(given if grouped else [{'params': given}]) for p in s['params'] if p.grad is not None and "
+                "any(p.grad is g for g in grads)]",
+            ),
+        ),
         "in place",
     ),
-    "fails without gradients": (variant("clip", (" if grads else [torch.zeros(())]", "")), "without gradients|no exception"),
+    "fails without gradients": (
+        variant("clip", (" if grads else [torch.zeros(())]", "")),
+        "without gradients|no exception",
+    ),
     "zeros for no gradient": (
-        variant("clip", ("    for group in given", "    for group in given if grouped else [{\"params\": given}]:\n        for p in group['params'] if not isinstance(group['params'], Tensor) else []:\n            p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n    for group in given")),
+        variant(
+            "clip",
+            (
+                "    for group in given",
+                '    for group in given if grouped else [{"params": given}]:\n'
+                "        for p in group['params'] if not isinstance(group['params'], Tensor) else []:\n"
+                "            p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n    for group in given",
+            ),
+        ),
         "without gradients",
     ),
     "one norm for all groups": (
-        variant("clip", ("    if nonfinite != ", "    norms = [torch.linalg.vector_norm(torch.stack([n.double() for n in norms]), norm_type).to(norms[0].dtype)] * len(norms)\n    if nonfinite != ")),
+        variant(
+            "clip",
+            (
+                "    if nonfinite != ",
+                "    norms = [torch.linalg.vector_norm(torch.stack([n.double() for n in norms]), "
+                "norm_type).to(norms[0].dtype)] * len(norms)\n    if nonfinite != ",
+            ),
+        ),
         "groups, each",
     ),
     "one limit for all groups": (variant("clip", ('group.get("max_norm", max_norm)', "max_norm")), "groups, each"),
-    "a limit of 0 is none": (variant("clip", ('group.get("max_norm", max_norm)', 'group.get("max_norm") or max_norm')), "groups, each"),
-    "writes the limit": (variant("clip", ('group.get("max_norm", max_norm)', 'group.setdefault("max_norm", max_norm) if grouped else max_norm')), "groups, each"),
+    "a limit of 0 is none": (
+        variant("clip", ('group.get("max_norm", max_norm)', 'group.get("max_norm") or max_norm')),
+        "groups, each",
+    ),
+    "writes the limit": (
+        variant(
+            "clip",
+            ('group.get("max_norm", max_norm)', 'group.setdefault("max_norm", max_norm) if grouped else max_norm'),
+        ),
+        "groups, each",
+    ),
     "a list of norms": (variant("clip", (_LAST, "return norms if grouped else norms[0]")), "groups, each"),
-    "one group is none": (variant("clip", (" if grouped else norms[0]", " if grouped and len(norms) > 1 else norms[0]")), "groups, each"),
+    "one group is none": (
+        variant("clip", (" if grouped else norms[0]", " if grouped and len(norms) > 1 else norms[0]")),
+        "groups, each",
+    ),
     "one dtype": (
-        variant("clip", ("torch.stack(each), norm_type)", "torch.cat([g.reshape(-1) for g in grads]) if grads and all(g.dtype == grads[0].dtype for g in grads) else torch.stack([e.to(grads[-1].dtype).half() if grads else e for e in each]) * (1 if len({g.dtype for g in grads}) < 2 else 1.1), norm_type)")),
+        variant(
+            "clip",
+            (
+                "torch.stack(each), norm_type)",
+                "torch.cat([g.reshape(-1) for g in grads]) if grads and all(g.dtype == grads[0].dtype for g in "
+                "grads) else torch.stack([e.to(grads[-1].dtype).half() if grads else e for e in each]) * (1 if "
+                "len({g.dtype for g in grads}) < 2 else 1.1), norm_type)",
+            ),
+        ),
         "several dtypes",
     ),
     "gradients in the dtype of the norm": (
-        variant("clip", (_MUL, "[setattr(g, 'data', (g * (limit / (norm + 1e-6)).clamp(max=1.0)).to(norm.dtype)) for g in grads]")),
+        variant(
+            "clip",
+            (_MUL, "[setattr(g, 'data', (g * (limit / (norm + 1e-6)).clamp(max=1.0)).to(norm.dtype)) for g in grads]"),
+        ),
         "several dtypes|no exception",
     ),
     "keep isn't kept": (
-        variant("clip", (_MUL, "torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0))")),
+        variant(
+            "clip", (_MUL, "torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0))")
+        ),
         "keep: a non-finite",
     ),
-    "zero by default": (variant("clip", (_DECIDE, 'if not all(bool(n.isfinite()) for n in norms) and (nonfinite == "keep" or True):')), "keep: a non-finite"),
+    "zero by default": (
+        variant("clip", (_DECIDE, 'if not all(bool(n.isfinite()) for n in norms) and (nonfinite == "keep" or True):')),
+        "keep: a non-finite",
+    ),
     "asks in any case": (
         variant("clip", (_DECIDE, 'if not all(math.isfinite(norm) for norm in norms) and nonfinite != "keep":')),
         "no value is read",
     ),
     "a factor in Python": (
-        variant("clip", (_MUL, "torch._foreach_mul_(grads, min(1.0, limit / (norm.item() + 1e-6)) if norm.item() == norm.item() else math.nan)")),
+        variant(
+            "clip",
+            (
+                _MUL,
+                "torch._foreach_mul_(grads, min(1.0, limit / (norm.item() + 1e-6)) if norm.item() == norm.item() "
+                "else math.nan)",
+            ),
+        ),
         "no value is read",
     ),
     "raises too late": (
         variant(
             "clip",
-            ("    if nonfinite != ", '    for grads, limit, norm in zip(sets, limits, norms) if nonfinite == "raise" else ():\n        if grads and math.isfinite(norm):\n            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))\n    if nonfinite != '),
+            (
+                "    if nonfinite != ",
+                '    for grads, limit, norm in zip(sets, limits, norms) if nonfinite == "raise" else ():\n'
+                "        if grads and math.isfinite(norm):\n"
+                "            torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))\n"
+                "    if nonfinite != ",
+            ),
             ("    else:\n        for grads, limit", '    elif nonfinite != "raise":\n        for grads, limit'),
         ),
         "raise: RuntimeError",
     ),
-    "another error": (variant("clip", ("raise RuntimeError(f\"gradient", "raise ArithmeticError(f\"gradient")), "raise: RuntimeError"),
-    "NaN only": (variant("clip", ("not all(math.isfinite(norm) for norm in norms)", "any(math.isnan(norm) for norm in norms)")), "raise: RuntimeError"),
-    "the last group only": (variant("clip", ("not all(math.isfinite(norm) for norm in norms)", "not math.isfinite(norms[0])")), "raise: RuntimeError"),
+    "another error": (
+        variant("clip", ('raise RuntimeError(f"gradient', 'raise ArithmeticError(f"gradient')),
+        "raise: RuntimeError",
+    ),
+    "NaN only": (
+        variant("clip", ("not all(math.isfinite(norm) for norm in norms)", "any(math.isnan(norm) for norm in norms)")),
+        "raise: RuntimeError",
+    ),
+    "the last group only": (
+        variant("clip", ("not all(math.isfinite(norm) for norm in norms)", "not math.isfinite(norms[0])")),
+        "raise: RuntimeError",
+    ),
     "times zero": (variant("clip", ("torch._foreach_zero_(grads)", "torch._foreach_mul_(grads, 0.0)")), "zero: all"),
     "the bad group only": (
-        variant("clip", (_ZERO, "        for grads, norm in zip(sets, norms):\n            if grads and not math.isfinite(norm):\n                torch._foreach_zero_(grads)\n")),
+        variant(
+            "clip",
+            (
+                _ZERO,
+                "        for grads, norm in zip(sets, norms):\n"
+                "            if grads and not math.isfinite(norm):\n                torch._foreach_zero_(grads)\n",
+            ),
+        ),
         "zero: all",
     ),
     "gradients removed": (
-        variant("clip", (_ZERO, "        for group in given if grouped else [{'params': given}]:\n            for p in group['params']:\n                p.grad = None\n")),
+        variant(
+            "clip",
+            (
+                _ZERO,
+                "        for group in given if grouped else [{'params': given}]:\n"
+                "            for p in group['params']:\n                p.grad = None\n",
+            ),
+        ),
         "zero: all|no exception|AttributeError",
     ),
     "norms of zero": (
@@ -614,7 +963,15 @@ WRONG_CLIP = {
     ),
     "any name": (variant("clip", (_CHECK_NAME, "")), "another nonfinite"),
     "a name is looked at late": (
-        variant("clip", (_CHECK_NAME, ""), ("        if nonfinite == \"raise\":", '        if nonfinite not in ("raise", "zero"):\n            raise ValueError(nonfinite)\n        if nonfinite == "raise":')),
+        variant(
+            "clip",
+            (_CHECK_NAME, ""),
+            (
+                '        if nonfinite == "raise":',
+                '        if nonfinite not in ("raise", "zero"):\n            raise ValueError(nonfinite)\n'
+                '        if nonfinite == "raise":',
+            ),
+        ),
         "another nonfinite",
     ),
 }
@@ -628,7 +985,11 @@ PROMISES_CLIP = [
     ("each gradient is multiplied in place", _PLACE, "new gradients"),
     ("by $\\min(1,\\ \\mathtt{max\\_norm}/(\\text{norm}+10^{-6}))$", _ONE_SET, "without the small number"),
     ("`parameters` is a tensor or an iterable of tensors (also a generator).", _FORMS, "a tensor is its rows"),
-    ("The result is the norm before clipping, without dimensions, equal to what `clip_grad_norm_` gives.", _ONE_SET, "the norm afterwards"),
+    (
+        "The result is the norm before clipping, without dimensions, equal to what `clip_grad_norm_` gives.",
+        _ONE_SET,
+        "the norm afterwards",
+    ),
     ("such as `optimizer.param_groups`: each group is clipped by its own norm", _GROUPS, "one norm for all groups"),
     ('to its own `"max_norm"` if it has that key', _GROUPS, "a limit of 0 is none"),
     ("the result is the tensor of the groups' norms, `(groups,)`", _GROUPS, "one group is none"),
@@ -643,9 +1004,18 @@ PROMISES_CLIP = [
     ("The norms are returned as they were.", _ZEROS, "norms of zero"),
     ("Another `nonfinite` raises `ValueError`.", "another nonfinite raises ValueError", "any name"),
     ("`nonfinite` decides what happens if the norm of some group isn't finite.", _RAISES, "NaN only"),
-    ("Shorten gradients to max_norm, each group by its own norm; give the norms before.", _GROUPS, "one norm for all groups"),
+    (
+        "Shorten gradients to max_norm, each group by its own norm; give the norms before.",
+        _GROUPS,
+        "one norm for all groups",
+    ),
 ]
-CONTEXT_CLIP = ["Write `clip_grad_norm(", "Or it is a list of dictionaries", "The number to beat"]
+CONTEXT_CLIP = [
+    "Write `clip_grad_norm(",
+    "Or it is a list of dictionaries",
+    "The number to beat",
+    "1.1 times the time of",
+]
 
 # ---------------------------------------------------------------- EMA
 
@@ -716,7 +1086,7 @@ class EMAByData(Shadow):
             self.inside = False
 
     def state_dict(self):
-        return dict(updates=self.updates, shadow={n: t.detach().clone() for n, t in self.shadow.items()})
+        return {"shadow": {n: t.detach().clone() for n, t in self.shadow.items()}, "updates": self.updates}
 
     def load_state_dict(self, state):
         shadow = dict(state["shadow"])
@@ -745,45 +1115,106 @@ _SHAPES_CHECK = (
     "            if mine.shape != given[name].shape:\n"
     '                raise ValueError(f"{name} is {given[name].shape}, here {mine.shape}")\n'
 )
-_LOADS = "        self._write(self.shadow, given)\n        self.updates = state[\"updates\"]\n"
+_LOADS = '        self._write(self.shadow, given)\n        self.updates = state["updates"]\n'
 WRONG_EMA = {
     "no class": (lambda model, decay=0.9, warmup=True: None, "is a Shadow"),
     "another class": (nn.Module, "is a Shadow"),
     "parameters only": (
-        variant("ema", ("            self._write(self.live, self.shadow)\n", "            self._write({n: t for n, t in self.live.items() if isinstance(t, nn.Parameter)}, self.shadow)\n")),
+        variant(
+            "ema",
+            (
+                "            self._write(self.live, self.shadow)\n",
+                "            self._write({n: t for n, t in self.live.items() if isinstance(t, nn.Parameter)}, "
+                "self.shadow)\n",
+            ),
+        ),
         "has the averages",
     ),
     "floats only": (
-        variant("ema", ("            self._write(self.live, self.shadow)\n", "            self._write({n: t for n, t in self.live.items() if t.is_floating_point()}, self.shadow)\n")),
+        variant(
+            "ema",
+            (
+                "            self._write(self.live, self.shadow)\n",
+                "            self._write({n: t for n, t in self.live.items() if t.is_floating_point()}, self.shadow)\n",
+            ),
+        ),
         "has the averages",
     ),
     "does nothing": (variant("ema", ("            self._write(self.live, self.shadow)\n", "")), "has the averages"),
-    "own values not copied": (variant("ema", (_OWN, "own = {name: t.detach() for name, t in self.live.items()}")), "bit for bit"),
+    "own values not copied": (
+        variant("ema", (_OWN, "own = {name: t.detach() for name, t in self.live.items()}")),
+        "bit for bit",
+    ),
     "puts back a difference": (
-        variant("ema", (_OWN, "own = {name: t.detach() - self.shadow[name] if t.is_floating_point() else t.clone() for name, t in self.live.items()}"), ("            self._write(self.live, own)\n", "            self._write(self.live, {n: t + self.shadow[n] if t.is_floating_point() else t for n, t in own.items()})\n")),
+        variant(
+            "ema",
+            (
+                _OWN,
+                "own = {name: t.detach() - self.shadow[name] if t.is_floating_point() else t.clone() for name, t "
+                "in self.live.items()}",
+            ),
+            (
+                "            self._write(self.live, own)\n",
+                "            self._write(self.live, {n: t + self.shadow[n] if t.is_floating_point() else t for "
+                "n, t in own.items()})\n",
+            ),
+        ),
         "bit for bit",
     ),
     "counters stay": (
-        variant("ema", ("            self._write(self.live, own)\n", "            self._write({n: t for n, t in self.live.items() if t.is_floating_point()}, own)\n")),
+        variant(
+            "ema",
+            (
+                "            self._write(self.live, own)\n",
+                "            self._write({n: t for n, t in self.live.items() if t.is_floating_point()}, own)\n",
+            ),
+        ),
         "bit for bit",
     ),
     "no finally": (
-        variant("ema", (_OUT, "        except ZeroDivisionError:\n            pass\n        self._write(self.live, own)\n        self.swapped = False\n")),
+        variant(
+            "ema",
+            (
+                _OUT,
+                "        except ZeroDivisionError:\n            pass\n        self._write(self.live, own)\n"
+                "        self.swapped = False\n",
+            ),
+        ),
         "after an exception",
     ),
     "Exception only": (
-        variant("ema", (_OUT, "        except Exception:\n            self._write(self.live, own)\n            self.swapped = False\n            raise\n        self._write(self.live, own)\n        self.swapped = False\n")),
+        variant(
+            "ema",
+            (
+                _OUT,
+                "        except Exception:\n            self._write(self.live, own)\n"
+                "            self.swapped = False\n            raise\n        self._write(self.live, own)\n"
+                "        self.swapped = False\n",
+            ),
+        ),
         "after an exception",
     ),
-    "swallows": (variant("ema", ("        finally:\n", "        except ValueError:\n            pass\n        finally:\n")), "after an exception"),
+    "swallows": (
+        variant("ema", ("        finally:\n", "        except ValueError:\n            pass\n        finally:\n")),
+        "after an exception",
+    ),
     "another exception": (
-        variant("ema", ("        finally:\n", "        except ValueError as e:\n            raise ValueError(str(e)) from e\n        finally:\n")),
+        variant(
+            "ema",
+            (
+                "        finally:\n",
+                "        except ValueError as e:\n            raise ValueError(str(e)) from e\n        finally:\n",
+            ),
+        ),
         "after an exception",
     ),
     "new parameters": (
         variant(
             "ema",
-            ("            self._write(self.live, own)\n", "            self._write(self.live, own)\n            self._renew()\n"),
+            (
+                "            self._write(self.live, own)\n",
+                "            self._write(self.live, own)\n            self._renew()\n",
+            ),
             (
                 "    @staticmethod",
                 "    def _renew(self):\n        for name, t in list(self.live.items()):\n"
@@ -796,7 +1227,12 @@ WRONG_EMA = {
                 "        self._averaged = ([self.shadow[n] for n, t in self.live.items() if t.is_floating_point()],"
                 " [t for t in self.live.values() if t.is_floating_point()])\n\n    @staticmethod",
             ),
-            ("    @contextmanager", "    def __init__(self, model, decay=0.999, warmup=True):\n        super().__init__(model, decay, warmup)\n        self.model = model\n\n    @contextmanager"),
+            (
+                "    @contextmanager",
+                "    def __init__(self, model, decay=0.999, warmup=True):\n"
+                "        super().__init__(model, decay, warmup)\n        self.model = model\n\n"
+                "    @contextmanager",
+            ),
         ),
         "same tensor objects",
     ),
@@ -805,67 +1241,170 @@ WRONG_EMA = {
         "written inside is lost",
     ),
     "update inside": (
-        variant("ema", ("        self.swapped = True\n", "        self.entered = True\n"), (_NESTED, '        if getattr(self, "entered", False):\n            raise RuntimeError("nested")\n'), ("            self.swapped = False\n", "            self.entered = False\n")),
+        variant(
+            "ema",
+            ("        self.swapped = True\n", "        self.entered = True\n"),
+            (_NESTED, '        if getattr(self, "entered", False):\n            raise RuntimeError("nested")\n'),
+            ("            self.swapped = False\n", "            self.entered = False\n"),
+        ),
         "inside raise RuntimeError",
     ),
-    "nested": (variant("ema", (_NESTED, "        if self.swapped:\n            yield\n            return\n")), "inside raise RuntimeError"),
-    "nested ends it": (variant("ema", (_NESTED, '        if self.swapped:\n            self.swapped = False\n            raise RuntimeError("nested")\n')), "inside raise RuntimeError"),
-    "inside for good": (variant("ema", ("            self.swapped = False\n", "")), "work again|no exception|bit for bit"),
+    "nested": (
+        variant("ema", (_NESTED, "        if self.swapped:\n            yield\n            return\n")),
+        "inside raise RuntimeError",
+    ),
+    "nested ends it": (
+        variant(
+            "ema",
+            (
+                _NESTED,
+                "        if self.swapped:\n            self.swapped = False\n"
+                '            raise RuntimeError("nested")\n',
+            ),
+        ),
+        "inside raise RuntimeError",
+    ),
+    "inside for good": (
+        variant("ema", ("            self.swapped = False\n", "")),
+        "work again|no exception|bit for bit",
+    ),
     "inside after an exception": (
-        variant("ema", ("            yield\n", "            yield\n            self.swapped = False\n"), ("            self._write(self.live, own)\n            self.swapped = False\n", "            self._write(self.live, own)\n")),
+        variant(
+            "ema",
+            ("            yield\n", "            yield\n            self.swapped = False\n"),
+            (
+                "            self._write(self.live, own)\n            self.swapped = False\n",
+                "            self._write(self.live, own)\n",
+            ),
+        ),
         "work again",
     ),
     "more keys": (variant("ema", ('"shadow": shadow}', '"shadow": shadow, "decay": self.decay}')), "state_dict gives"),
     "only floats saved": (
-        variant("ema", (_STATE_CLONE, "shadow = {name: t.clone() for name, t in self.shadow.items() if t.is_floating_point()}")),
+        variant(
+            "ema",
+            (_STATE_CLONE, "shadow = {name: t.clone() for name, t in self.shadow.items() if t.is_floating_point()}"),
+        ),
         "state_dict gives",
     ),
-    "the model's values": (variant("ema", (_STATE_CLONE, "shadow = {name: t.detach().clone() for name, t in self.live.items()}")), "state_dict gives"),
-    "updates as a tensor": (variant("ema", ('{"updates": self.updates,', '{"updates": torch.tensor(self.updates),')), "state_dict gives"),
+    "the model's values": (
+        variant("ema", (_STATE_CLONE, "shadow = {name: t.detach().clone() for name, t in self.live.items()}")),
+        "state_dict gives",
+    ),
+    "updates as a tensor": (
+        variant("ema", ('{"updates": self.updates,', '{"updates": torch.tensor(self.updates),')),
+        "state_dict gives",
+    ),
     "no snapshot": (variant("ema", (_STATE_CLONE, "shadow = dict(self.shadow)")), "snapshot"),
     "the dictionary itself": (variant("ema", (_STATE_CLONE, "shadow = self.shadow")), "snapshot"),
     "not for weights_only": (
-        variant("ema", ("        return {\"updates\"", "        class Kept(dict):\n            pass\n\n        Kept.__module__ = '__main__'\n        shadow = Kept(shadow)\n        globals()['Kept'] = Kept\n        return {\"updates\"")),
+        variant(
+            "ema",
+            (
+                '        return {"updates"',
+                "        class Kept(dict):\n            pass\n\n        Kept.__module__ = '__main__'\n"
+                "        shadow = Kept(shadow)\n        globals()['Kept'] = Kept\n        return {\"updates\"",
+            ),
+        ),
         "torch.save",
     ),
     "updates lost": (variant("ema", ('        self.updates = state["updates"]\n', "")), "same bits"),
-    "updates added": (variant("ema", ('self.updates = state["updates"]', 'self.updates += state["updates"]')), "same bits"),
-    "dictionary replaced": (
-        variant("ema", ("        self._write(self.shadow, given)\n", "        self.shadow = {n: t.to(self.shadow[n].dtype).clone() for n, t in given.items()}\n")),
+    "updates added": (
+        variant("ema", ('self.updates = state["updates"]', 'self.updates += state["updates"]')),
         "same bits",
     ),
-    "one update more": (variant("ema", ('self.updates = state["updates"]', 'self.updates = max(state["updates"], 1)')), "same bits"),
+    "dictionary replaced": (
+        variant(
+            "ema",
+            (
+                "        self._write(self.shadow, given)\n",
+                "        self.shadow = {n: t.to(self.shadow[n].dtype).clone() for n, t in given.items()}\n",
+            ),
+        ),
+        "same bits",
+    ),
+    "one update more": (
+        variant("ema", ('self.updates = state["updates"]', 'self.updates = max(state["updates"], 1)')),
+        "same bits",
+    ),
     "floats only loaded": (
-        variant("ema", ("        self._write(self.shadow, given)\n", "        self._write({n: t for n, t in self.shadow.items() if t.is_floating_point()}, given)\n")),
+        variant(
+            "ema",
+            (
+                "        self._write(self.shadow, given)\n",
+                "        self._write({n: t for n, t in self.shadow.items() if t.is_floating_point()}, given)\n",
+            ),
+        ),
         "values|dtype",
     ),
     "dtype of the file": (
-        variant("ema", ("        self._write(self.shadow, given)\n", "        for name, mine in self.shadow.items():\n            mine.data = given[name].clone()\n")),
+        variant(
+            "ema",
+            (
+                "        self._write(self.shadow, given)\n",
+                "        for name, mine in self.shadow.items():\n            mine.data = given[name].clone()\n",
+            ),
+        ),
         "dtype of the averages",
     ),
     "shares with the file": (
-        variant("ema", ("        self._write(self.shadow, given)\n", "        for name, mine in self.shadow.items():\n            mine.data = given[name].to(mine.dtype)\n")),
+        variant(
+            "ema",
+            (
+                "        self._write(self.shadow, given)\n",
+                "        for name, mine in self.shadow.items():\n            mine.data = given[name].to(mine.dtype)\n",
+            ),
+        ),
         "state stays",
     ),
-    "empties the file": (variant("ema", ('given = state["shadow"]', 'given = state.pop("shadow")')), "state stays|no exception|KeyError"),
+    "empties the file": (
+        variant("ema", ('given = state["shadow"]', 'given = state.pop("shadow")')),
+        "state stays|no exception|KeyError",
+    ),
     "into the model": (variant("ema", (_LOADS, _LOADS + "        self._write(self.live, given)\n")), "touch the model"),
     "missing names pass": (
-        variant("ema", ("given.keys() ^ self.shadow.keys()", "given.keys() - self.shadow.keys()"), ("        for name, mine in self.shadow.items():\n", "        given = {**self.shadow, **given}\n        for name, mine in self.shadow.items():\n")),
+        variant(
+            "ema",
+            ("given.keys() ^ self.shadow.keys()", "given.keys() - self.shadow.keys()"),
+            (
+                "        for name, mine in self.shadow.items():\n",
+                "        given = {**self.shadow, **given}\n        for name, mine in self.shadow.items():\n",
+            ),
+        ),
         "other names or shapes",
     ),
-    "more names pass": (variant("ema", ("given.keys() ^ self.shadow.keys()", "self.shadow.keys() - given.keys()")), "other names or shapes"),
+    "more names pass": (
+        variant("ema", ("given.keys() ^ self.shadow.keys()", "self.shadow.keys() - given.keys()")),
+        "other names or shapes",
+    ),
     "KeyError for a name": (variant("ema", (_NAMES_CHECK, "")), "other names or shapes"),
     "shapes broadcast": (variant("ema", (_SHAPES_CHECK, "            pass\n")), "other names or shapes"),
-    "number of elements": (variant("ema", ("mine.shape != given[name].shape", "mine.numel() != given[name].numel()")), "other names or shapes"),
+    "number of elements": (
+        variant("ema", ("mine.shape != given[name].shape", "mine.numel() != given[name].numel()")),
+        "other names or shapes",
+    ),
     "checks while it writes": (
-        variant("ema", (_SHAPES_CHECK, _SHAPES_CHECK + "            self._write({name: mine}, given)\n"), ("        self._write(self.shadow, given)\n", "")),
+        variant(
+            "ema",
+            (_SHAPES_CHECK, _SHAPES_CHECK + "            self._write({name: mine}, given)\n"),
+            ("        self._write(self.shadow, given)\n", ""),
+        ),
         "other names or shapes",
     ),
     "counts before it checks": (
-        variant("ema", ('        given = state["shadow"]\n', '        given = state["shadow"]\n        self.updates = state["updates"]\n')),
+        variant(
+            "ema",
+            (
+                '        given = state["shadow"]\n',
+                '        given = state["shadow"]\n        self.updates = state["updates"]\n',
+            ),
+        ),
         "other names or shapes",
     ),
-    "no name": (variant("ema", ('f"{name} is {given[name].shape}, here {mine.shape}"', '"shapes differ"')), "other names or shapes"),
+    "no name": (
+        variant("ema", ('f"{name} is {given[name].shape}, here {mine.shape}"', '"shapes differ"')),
+        "other names or shapes",
+    ),
 }
 
 
@@ -884,8 +1423,9 @@ def _shared(self):
         self.inside = False
 
 
-_INSIDE, _BACK = "inside, the model has the averages", "afterwards it has its own, bit for bit"
-_EXCEPTION, _BITS = "also after an exception, which goes on", "a resumed run gives the same bits"
+_INSIDE = "inside, the model has the averages"
+_BACK = "afterwards it has its own, bit for bit, also after an exception, which goes on"
+_EXCEPTION, _BITS = _BACK, "a resumed run gives the same bits"
 _REFUSED = "update and applied inside raise RuntimeError and change nothing"
 _DIFFER = "other names or shapes raise ValueError with the name, nothing is changed"
 _STAYS, _GIVES = "state stays as it is, and is not needed afterwards", "state_dict gives updates and shadow"
@@ -895,68 +1435,91 @@ PROMISES_EMA = [
     ("Inside, the model's tensors in `live` have the values of the averages", _INSIDE, "parameters only"),
     ("afterwards, also after an exception, they have their own", _EXCEPTION, "no finally"),
     ("bit for bit", _BACK, "puts back a difference"),
-    ("They stay the same tensor objects throughout, since optimizers hold them.", "the same tensor objects", "new parameters"),
+    (
+        "They stay the same tensor objects throughout, since optimizers hold them.",
+        "the same tensor objects",
+        "new parameters",
+    ),
     ("What is written inside is lost", "what is written inside is lost", "shares memory inside"),
     ("it changes neither the averages nor what is put back", "what is written inside is lost", "shares memory inside"),
     ("The exception goes on.", _EXCEPTION, "swallows"),
-    ("Inside, `update()` and a second `applied()` raise `RuntimeError`, and change nothing.", _REFUSED, "update inside"),
+    (
+        "Inside, `update()` and a second `applied()` raise `RuntimeError`, and change nothing.",
+        _REFUSED,
+        "update inside",
+    ),
     ("Afterwards both work again.", "afterwards both work again", "inside after an exception"),
-    ("an `int`, and a dictionary from names to tensors", _GIVES, "updates as a tensor"),
+    (
+        'gives a dictionary with the keys `"updates"`, an `int`, and `"shadow"`, a dictionary from names to tensors',
+        _GIVES,
+        "updates as a tensor",
+    ),
     ("It is a snapshot: later updates don't change it.", "state_dict is a snapshot", "no snapshot"),
     ("It passes `torch.save` and `torch.load`.", "it passes torch.save and torch.load", "not for weights_only"),
     ("the next updates give the same bits as in the run that was saved", _BITS, "updates lost"),
     ("The values are copied to the device and dtype of the averages", _LOADED, "dtype of the file"),
     ("`state` stays as it is, and what happens to it later doesn't matter", _STAYS, "shares with the file"),
     ("It doesn't touch the model.", "loading doesn't touch the model", "into the model"),
-    ("Names or shapes that differ from those of `shadow` raise `ValueError` with one of the names that differ", _DIFFER, "no name"),
+    (
+        "Names or shapes that differ from those of `shadow` raise `ValueError` with one of the names that differ",
+        _DIFFER,
+        "no name",
+    ),
     ("and nothing is changed", _DIFFER, "checks while it writes"),
     ("Averages that swap in and resume.", _BITS, "updates lost"),
     ("The model has the averages inside, and its own values afterwards.", _INSIDE, "does nothing"),
     ("A snapshot of all that the next update depends on.", _GIVES, "the model's values"),
     ("Go on from a snapshot.", _BITS, "updates added"),
 ]
-CONTEXT_EMA = ["`applied()` is a context manager.", '`state_dict()` gives `{"updates"', "`load_state_dict(state)` goes on from there:"]
+CONTEXT_EMA = ["`applied()` is a context manager.", "`load_state_dict(state)` goes on from there:"]
+
+
+CHECKS = {
+    "label_smoothing_cross_entropy": check.label_smoothing_cross_entropy,
+    "nt_xent_loss": check.nt_xent_loss,
+    "RunningVariance": check.running_variance,
+    "clip_grad_norm": check.clip_grad_norm,
+    "EMA": check.ema,
+}
+RIGHT = {
+    "label_smoothing_cross_entropy": [smoothing_by_targets, smoothing_by_rows],
+    "nt_xent_loss": [ntxent_by_blocks, ntxent_by_rows],
+    "RunningVariance": [VarianceByShift, VarianceByValues],
+    "clip_grad_norm": [clip_by_loops, clip_by_torch],
+    "EMA": [EMAByLists, EMAByData],
+}
+WRONG = {
+    "label_smoothing_cross_entropy": WRONG_SMOOTHING,
+    "nt_xent_loss": WRONG_NTXENT,
+    "RunningVariance": WRONG_VARIANCE,
+    "clip_grad_norm": WRONG_CLIP,
+    "EMA": WRONG_EMA,
+}
+PROMISES = {
+    "label_smoothing_cross_entropy": PROMISES_SMOOTHING,
+    "nt_xent_loss": PROMISES_NTXENT,
+    "RunningVariance": PROMISES_VARIANCE,
+    "clip_grad_norm": PROMISES_CLIP,
+    "EMA": PROMISES_EMA,
+}
+CONTEXT = {
+    "label_smoothing_cross_entropy": CONTEXT_SMOOTHING,
+    "nt_xent_loss": CONTEXT_NTXENT,
+    "RunningVariance": CONTEXT_VARIANCE,
+    "clip_grad_norm": CONTEXT_CLIP,
+    "EMA": CONTEXT_EMA,
+}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-04"
-    CHECKS = {
-        "label_smoothing_cross_entropy": check.label_smoothing_cross_entropy,
-        "nt_xent_loss": check.nt_xent_loss,
-        "RunningVariance": check.running_variance,
-        "clip_grad_norm": check.clip_grad_norm,
-        "EMA": check.ema,
-    }
+    CHECKS = CHECKS
     ANSWERS = ANSWERS
     STUBS = STUBS
-    RIGHT = {
-        "label_smoothing_cross_entropy": [smoothing_by_targets, smoothing_by_rows],
-        "nt_xent_loss": [ntxent_by_blocks, ntxent_by_rows],
-        "RunningVariance": [VarianceByShift, VarianceByValues],
-        "clip_grad_norm": [clip_by_loops, clip_by_torch],
-        "EMA": [EMAByLists, EMAByData],
-    }
-    WRONG = {
-        "label_smoothing_cross_entropy": WRONG_SMOOTHING,
-        "nt_xent_loss": WRONG_NTXENT,
-        "RunningVariance": WRONG_VARIANCE,
-        "clip_grad_norm": WRONG_CLIP,
-        "EMA": WRONG_EMA,
-    }
-    PROMISES = {
-        "label_smoothing_cross_entropy": PROMISES_SMOOTHING,
-        "nt_xent_loss": PROMISES_NTXENT,
-        "RunningVariance": PROMISES_VARIANCE,
-        "clip_grad_norm": PROMISES_CLIP,
-        "EMA": PROMISES_EMA,
-    }
-    CONTEXT = {
-        "label_smoothing_cross_entropy": CONTEXT_SMOOTHING,
-        "nt_xent_loss": CONTEXT_NTXENT,
-        "RunningVariance": CONTEXT_VARIANCE,
-        "clip_grad_norm": CONTEXT_CLIP,
-        "EMA": CONTEXT_EMA,
-    }
+    RIGHT = RIGHT
+    WRONG = WRONG
+    PROMISES = PROMISES
+    CONTEXT = CONTEXT
 
     def hold_stand_in(self, name, stand_in):
         """The cells below train and count with it, so all that the check asks must hold, but for the own operations."""

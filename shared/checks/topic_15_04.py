@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -94,71 +95,63 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
         got=", ".join(used),
         hint="which functions does the task exclude?",
     )
-    shapes = [(5, 7), (1, 3), (4, 2), (3, 5, 6), (2, 4, 3, 2), (6, 1)]
+    shapes = [(5, 7), (4, 2), (3, 5, 6), (1, 3), (2, 4, 3, 2), (6, 1)]
     plain = [(f"{shape}, epsilon {e}", *_classified(shape), e) for shape in shapes for e in (0.0, 0.1, 0.35, 1.0)]
+    few = plain[: 3 * 4]  # without those of more dimensions and of one row or class
     wide, labels = _classified((6, 9, 4))
-    turned = wide.transpose(0, 2)[:, :9].contiguous().transpose(1, 2).transpose(1, 2)
-    plain.append(("not contiguous", wide.transpose(0, 2).transpose(0, 2)[::2], labels[::2], 0.1))
-    plain.append(("a transposed batch", turned, torch.randint(9, (turned.shape[0], turned.shape[2])), 0.1))
-    with trial.group("each loss, reduction none", hint="which class is a loss picked from, and over what is the mean?"):
+    plain.append(("every second sample", wide[::2], labels[::2], 0.1))
+    plain.append(("not contiguous", wide.mT.contiguous().mT, labels.T.contiguous().T, 0.1))
+    close = {"rtol": 1e-5, "atol": 1e-7}
+    with trial.group("reductions none, sum and mean", hint="picked along which dimension, divided by what?"):
         for case, z, y, e in plain:
-            got, want = answer(z, y, e, reduction="none"), _smoothed(z, y, e, reduction="none")
-            trial.close(case, got, want, rtol=1e-7, atol=1e-9)
-    with trial.group("sum and mean", hint="what is summed, and divided by what?"):
-        for case, z, y, e in plain:
-            for how in ("sum", "mean"):
-                want = _smoothed(z, y, e, reduction=how)
-                trial.close(f"{how}, {case}", answer(z, y, e, reduction=how), want, rtol=1e-7, atol=1e-9)
-            trial.close(f"by default, {case}", answer(z, y), _smoothed(z, y), rtol=1e-7, atol=1e-9)
+            for how in ("none", "sum", "mean"):
+                got, want = (f(z, y, e, reduction=how) for f in (answer, _smoothed))
+                trial.close(f"{how}, {case}", got, want, **close)
+            trial.close(f"by default, {case}", answer(z, y), _smoothed(z, y), **close)
     with trial.group("weights enter both terms and the mean", hint="which weight belongs to which term?"):
-        for case, z, y, e in plain:
+        for case, z, y, e in few:
             weight = torch.rand(z.shape[1], dtype=z.dtype) * 3 + 0.1
             for how in ("none", "sum", "mean"):
                 got, want = (f(z, y, e, weight=weight, reduction=how) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, rtol=1e-7, atol=1e-9)
+                trial.close(f"{how}, {case}", got, want, **close)
     with trial.group("ignored labels cost nothing and count in no mean", see=1):
-        for case, z, y, e in plain:
+        for case, z, y, e in few:
             for number in (-100, 255, -1, 0):
-                if number == 0 and z.shape[1] == 1:
-                    continue
                 some = y.clone()
-                some.view(-1)[:: 2 if some.numel() > 1 else 5] = number
-                if bool((some == number).all()):
-                    some.view(-1)[0] = z.shape[1] - 1
-                weight = torch.rand(z.shape[1], dtype=z.dtype) + 0.1 if random.random() < 0.5 else None
-                for how in ("none", "sum", "mean"):
-                    got, want = (f(z, some, e, weight, number, how) for f in (answer, _smoothed))
-                    trial.close(f"{how}, ignore_index {number}, {case}", got, want, rtol=1e-7, atol=1e-9)
+                some.view(-1)[::2] = number
+                some.view(-1)[1] = z.shape[1] - 1
+                weight = torch.full((z.shape[1],), 2.5, dtype=z.dtype)
+                for how, each in itertools.product(("none", "sum", "mean"), (None, weight)):
+                    got, want = (f(z, some, e, each, number, how) for f in (answer, _smoothed))
+                    trial.close(f"{how}, ignore_index {number}, {case}", got, want, **close)
     with trial.group("gradients", hint="does everything on the way know its derivative?"):
-        for case, z, y, e in plain:
+        for case, z, y, e in few:
             z = z.clone().requires_grad_()
-            weight = torch.rand(z.shape[1], dtype=z.dtype) + 0.1
             some = y.clone()
             some.view(-1)[1:2] = -7
             sent = torch.randn(y.shape, dtype=z.dtype)
             for how, up in (("none", sent), ("mean", None)):
-                got, want = (_gradient(f(z, some, e, weight, -7, how), z, up) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, rtol=1e-7, atol=1e-9)
+                got, want = (_gradient(f(z, some, e, None, -7, how), z, up) for f in (answer, _smoothed))
+                trial.close(f"{how}, {case}", got, want, **close)
     with trial.group("the dtype is that of the logits", hint="in which dtype do you compute, and what is returned?"):
         for dtype in (*_FORMATS, torch.float64):
             for shape in ((7, 5), (3, 4, 5)):
                 z, y = _classified(shape, dtype)
-                weight = (torch.rand(shape[1]) + 0.5).to(dtype)
                 for how in ("none", "mean"):
-                    want = _smoothed(z.double(), y, 0.1, weight.double(), reduction=how).to(dtype)
-                    got = answer(z, y, 0.1, weight, reduction=how)
+                    want = _smoothed(z.double(), y, 0.1, reduction=how).to(dtype)
                     rtol, atol = (2e-2, 2e-2) if dtype in _HALVES else (1e-5, 1e-5)
-                    trial.close(f"{dtype}, {how}", got, want, rtol=rtol, atol=atol)
-    with trial.group("no NaN at logits of ±10,000", see=2):
+                    trial.close(f"{dtype}, {how}", answer(z, y, 0.1, reduction=how), want, rtol=rtol, atol=atol)
+    with trial.group("logits of ±10,000: the loss of float64, and no NaN", see=2):
         for dtype in _FORMATS:
             for classes in (2, 10, 40):
                 signs = torch.randint(0, 2, (6, classes)) * 2.0 - 1
                 signs[0], signs[1] = 1.0, -1.0
                 signs[2, 0] = 0.0
-                z = (1e4 * signs).to(dtype).requires_grad_()
-                loss = answer(z, torch.randint(classes, (6,)), 0.1)
-                nans = int(loss.isnan().sum()), int(_gradient(loss, z).isnan().sum())
-                trial.equal(f"{dtype}, {classes} classes, in the loss and in its gradient", nans, (0, 0))
+                z, y = (1e4 * signs).to(dtype).requires_grad_(), torch.randint(classes, (6,))
+                loss, case = answer(z, y, 0.1), f"{dtype}, {classes} classes"
+                want = _smoothed(z.detach().double(), y, 0.1).to(dtype)
+                trial.close(f"loss, {case}", loss.detach(), want, rtol=2e-2)
+                trial.equal(f"NaNs in the gradient, {case}", int(_gradient(loss, z).isnan().sum()), 0)
     found = [_outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
     trial.equal(
         "another reduction raises ValueError", found, ["ValueError"] * 3, hint="which names does the task allow?"
@@ -212,40 +205,41 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
         for a, b in pairs:
             scale = 10 ** (4 * torch.rand(2, len(a), 1, dtype=torch.float64) - 2)
             case = f"{len(a)} images, lengths from 0.01 to 100"
-            trial.close(case, answer(a * scale[0], b * scale[1], 0.4), _nt_xent(a, b, 0.4), rtol=1e-6, atol=1e-8)
+            trial.close(case, answer(a * scale[0], b * scale[1], 0.4), answer(a, b, 0.4), rtol=1e-6, atol=1e-8)
     with trial.group("gradients reach both inputs", hint="what on the way is detached?"):
         for a, b in pairs:
-            a, b = (3 * a).requires_grad_(), (0.5 * b).requires_grad_()
             for tau in (0.2, 1.0):
-                want = torch.autograd.grad(_nt_xent(a, b, tau), (a, b))
-                loss = answer(a, b, tau)
-                got = [_gradient(loss, a), torch.zeros_like(b)]
-                if loss.requires_grad:
-                    loss = answer(a, b, tau)
-                    got[1] = _gradient(loss, b)
-                for name, g, w in zip(("first", "second"), got, want, strict=True):
-                    trial.close(f"{name}, {len(a)} images, temperature {tau}", g, w, rtol=1e-6, atol=1e-8)
+                for name in ("first", "second"):
+                    chosen = a if name == "first" else b
+                    step = 1e-6 * torch.randn_like(chosen)
+                    ends = [(a + k * step, b) if name == "first" else (a, b + k * step) for k in (1, -1)]
+                    slope = (answer(*ends[0], tau) - answer(*ends[1], tau)) / 2
+                    leaf = chosen.clone().requires_grad_()
+                    loss = answer(leaf, b, tau) if name == "first" else answer(a, leaf, tau)
+                    got = (_gradient(loss, leaf) * step).sum()
+                    case = f"{name}, {len(a)} images, temperature {tau}, along a step of a millionth, in millionths"
+                    trial.close(case, 1e6 * got, 1e6 * slope.detach(), rtol=1e-4, atol=1e-5)
     with trial.group("a tensor without dimensions in the dtype of the inputs", hint="what is converted, and back?"):
         for dtype in (*_FORMATS, torch.float64):
-            a, b = torch.randn(2, 6, 8, dtype=torch.float64).to(dtype)
-            want = _nt_xent(a.double(), b.double(), 0.5).to(dtype)
-            trial.close(str(dtype), answer(a, b, 0.5), want, rtol=2e-2 if dtype in _HALVES else 1e-4, atol=1e-6)
-    with trial.group("finite at low temperatures and for large entries", see=3):
+            loss = answer(*torch.randn(2, 6, 8, dtype=torch.float64).to(dtype), 0.5)
+            found = (tuple(loss.shape), loss.dtype) if torch.is_tensor(loss) else (None, type(loss))
+            trial.equal(str(dtype), found, ((), dtype))
+    item = "low temperatures and large entries: the loss of float64, finite gradients"
+    with trial.group(item, see=3):
         for dtype in _FORMATS:
             for tau in (0.01, 0.05, 1.0):
-                signs = torch.randint(0, 2, (4, 40)) * 2.0 - 1
-                ends = {"random": torch.randn(4, 40).sign(), "opposite": -signs, "the same": signs}
+                signs = torch.randint(0, 2, (4, 70)) * 2.0 - 1
+                ends = {"random": torch.randn(4, 70).sign(), "opposite": -signs, "the same": signs}
                 for name, other in ends.items():
                     a, b = (1e4 * part.to(dtype) for part in (signs, other))
+                    want = answer(a.double(), b.double(), tau).detach().to(dtype)
                     a, b = a.requires_grad_(), b.requires_grad_()
                     loss = answer(a, b, tau)
                     case = f"{dtype}, temperature {tau}, second {name}"
-                    trial.equal(f"loss, {case}", bool(loss.isfinite()), True)
+                    trial.close(f"loss, {case}", loss.detach().float(), want.float(), rtol=2e-2, atol=2e-2)
                     got = torch.autograd.grad(loss, (a, b), allow_unused=True) if loss.requires_grad else ()
                     finite = all(g is None or bool(g.isfinite().all()) for g in got)
-                    trial.equal(f"gradients, {case}", finite, True)
-                    want = _nt_xent(a.detach().double(), b.detach().double(), tau).to(dtype)
-                    trial.close(f"loss, {case}", loss.detach(), want, rtol=2e-2, atol=2e-2)
+                    trial.equal(f"finite gradients, {case}", finite, True)
     shapes = [((3, 4), (2, 4)), ((3, 4), (3, 5)), ((4,), (4,)), ((2, 3, 4), (2, 3, 4)), ((1, 4), (3, 4))]
     with trial.group("other shapes raise ValueError", hint="which two shapes does the task allow?"):
         for one, two in shapes:
@@ -291,11 +285,11 @@ class _Variance:
         return torch.tensor(m2 / (self.count - correction), dtype=self._dtype)
 
 
-def _pieces(dtype: torch.dtype = torch.float64, shift: float = 0.0) -> list[Tensor]:
-    """Batches of irregular shapes, an empty one and single values among them."""
-    shapes = [(3,), (), (0,), (2, 3), (1,), (4, 0, 2), (2, 1, 5), (), (17,)]
+def _pieces(shift: float, *more: tuple[int, ...]) -> list[Tensor]:
+    """Batches of irregular sizes, an empty one and single values among them; and those of further shapes."""
+    shapes = [(3,), (), (0,), (6,), (1,), (), (17,), *more]
     random.shuffle(shapes)
-    return [(2 * torch.randn(s, dtype=torch.float64) + shift).to(dtype) for s in shapes]
+    return [2 * torch.randn(shape, dtype=torch.float64) + shift for shape in shapes]
 
 
 def _all_of(pieces: Sequence[Tensor]) -> Tensor:
@@ -311,7 +305,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
     """`answer()` sees batches, merges, and knows count, mean and variance."""
     with trial.group("count, mean and variance of batches", hint="follow two batches through the formula", see=1):
         for shift in (0.0, -3.0, 50.0):
-            stats, pieces = answer(), _pieces(shift=shift)
+            stats, pieces = answer(), _pieces(shift, (2, 3), (4, 0, 2), (2, 1, 5))
             for number, piece in enumerate(pieces, start=1):
                 stats.update(piece)
                 seen = _all_of(pieces[:number])
@@ -342,8 +336,8 @@ def running_variance(trial: Trial, answer: Any) -> None:
             stats.update(torch.zeros(0, 3))
         stats.update(torch.tensor([1.0, 3.0]))
         stats.update(torch.zeros(0))
-        trial.close("mean after an empty batch", stats.mean, torch.tensor(2.0))
-        trial.close("variance after an empty batch", stats.variance(), torch.tensor(2.0))
+        trial.close("mean after an empty batch", stats.mean.float(), torch.tensor(2.0))
+        trial.close("variance after an empty batch", stats.variance().float(), torch.tensor(2.0))
     with trial.group("integers, booleans and halves count as float32, float64 stays", hint="what is converted?"):
         kinds = (torch.uint8, torch.int64, torch.bool, *_HALVES, torch.float32, torch.float64)
         for dtype in kinds:
@@ -358,7 +352,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 trial.close(f"{name}, {dtype}", got, right.to(want), rtol=1e-4)
     with trial.group("merging workers", hint="what do two triples give, and who is changed?", see=2):
         for workers in (1, 2, 3, 5):
-            several, parts = [answer() for _ in range(workers)], [_pieces(shift=4.0 * w) for w in range(workers)]
+            several, parts = [answer() for _ in range(workers)], [_pieces(4.0 * w) for w in range(workers)]
             for stats, pieces in zip(several, parts, strict=True):
                 for piece in pieces:
                     stats.update(piece)
@@ -386,7 +380,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
             halves[0].merge(halves[1])
             trial.close(f"merged, batches of {size}", halves[0].variance(), values.double().var().float(), rtol=1e-2)
     with trial.group("no graph, and no tensor of the batch", hint="what of the batch is kept?"):
-        for shape in ((), (1,), (4, 2)):
+        for shape in ((), (1,), (8,)):
             stats, values = answer(), torch.randn(shape, dtype=torch.float64)
             wanted = values.mean().clone(), values.var(correction=0)
             leaf = values.clone().requires_grad_()
@@ -509,6 +503,32 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         trial.equal("the same tensors", [p.grad is g for p, g in zip(ours, held, strict=True)], [True, True])
         total = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in held])).item()
         trial.close("norm of the tensors that were held", total, 0.1, rtol=1e-4)
+    with trial.group("groups, each by its own norm and max_norm", hint="whose norm, and whose limit?"):
+        for limits in ((None, 0.3, None), (0.0, None), (None,), (5.0, 0.2, 100.0, None), (math.inf, None)):
+            sets = [_with_grads((4,), (2, 3)) for _ in limits]
+            twins = [_twin(ps) for ps in sets]
+            groups = [
+                {"params": ps, **({} if limit is None else {"max_norm": limit})}
+                for ps, limit in zip(sets, limits, strict=True)
+            ]
+            keys = [sorted(group) for group in groups]
+            got = answer(groups, 0.7)
+            want = [
+                clip_grad_norm_(ps, 0.7 if limit is None else limit) for ps, limit in zip(twins, limits, strict=True)
+            ]
+            case = f"max_norm {limits}, otherwise 0.7"
+            trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8)
+            for place, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
+                _compare_grads(trial, f"group {place}, {case}", ps, qs, rtol=1e-8)
+            trial.equal("keys of the groups", [sorted(group) for group in groups], keys)
+        optimizer = torch.optim.SGD(
+            [{"params": _with_grads((3,)), "max_norm": 0.2}, {"params": _with_grads((2,))}], 0.1
+        )
+        before = [_twin(group["params"]) for group in optimizer.param_groups]
+        answer(optimizer.param_groups, 0.4)
+        for group, twin, limit in zip(optimizer.param_groups, before, (0.2, 0.4), strict=True):
+            clip_grad_norm_(twin, limit)
+            _compare_grads(trial, "param_groups of an optimizer", group["params"], twin, rtol=1e-8)
     with trial.group("without gradients", hint="what is left if nothing has a gradient?"):
         for some in ([None], [None, (3,), None, (2,)], [None, None], []):
             mine = _with_grads(*some)
@@ -518,46 +538,17 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
             trial.close(f"norm, {len(some)} parameters", got.double(), want.double(), rtol=1e-8)
             trial.equal("dimensions", got.dim(), 0)
             _compare_grads(trial, f"{len(some)} parameters", mine, theirs, rtol=1e-8)
-    with trial.group("groups, each by its own norm and max_norm", hint="whose norm, and whose limit?"):
-        for limits in ((None, 0.3, None), (0.0, None), (None,), (5.0, 0.2, 100.0, None), (math.inf, None)):
-            sets = [_with_grads((4,), None, (2, 3)) for _ in limits]
-            twins = [_twin(ps) for ps in sets]
-            groups = [
-                {"params": ps, **({} if limit is None else {"max_norm": limit})}
-                for ps, limit in zip(sets, limits, strict=True)
-            ]
-            keys = [sorted(group) for group in groups]
-            for p in (2.0, math.inf):
-                got = answer(groups, 0.7, p)
-                want = [
-                    clip_grad_norm_(ps, 0.7 if limit is None else limit, p)
-                    for ps, limit in zip(twins, limits, strict=True)
-                ]
-                case = f"max_norm {limits}, otherwise 0.7"
-                trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8)
-                for place, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
-                    _compare_grads(trial, f"group {place}, {case}", ps, qs, rtol=1e-8)
-            trial.equal("keys of the groups", [sorted(group) for group in groups], keys)
         empty = [{"params": _with_grads(None)}, {"params": _with_grads((3,))}, {"params": []}]
         want = clip_grad_norm_(_twin(empty[1]["params"]), 9.0)
         got = answer(empty, 0.1)
         trial.close("groups without gradients", got.double(), torch.stack([0 * want, want, 0 * want]), rtol=1e-8)
-        optimizer = torch.optim.SGD(
-            [{"params": _with_grads((3,)), "max_norm": 0.2}, {"params": _with_grads((2,))}], 0.1
-        )
-        before = [_twin(group["params"]) for group in optimizer.param_groups]
-        answer(optimizer.param_groups, 0.4)
-        for group, twin, limit in zip(optimizer.param_groups, before, (0.2, 0.4), strict=True):
-            clip_grad_norm_(twin, limit)
-            _compare_grads(trial, "param_groups of an optimizer", group["params"], twin, rtol=1e-8)
     with trial.group("several dtypes in one set", hint="which dtype has each gradient, and the factor?"):
         kinds = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
-        for p in (2.0, math.inf):
-            mine = [q for dtype in kinds for q in _with_grads((30,), dtype=dtype)]
-            theirs = _twin(mine)
-            got, want = answer(mine, 0.5, p), clip_grad_norm_(theirs, 0.5, p)
-            trial.close(f"norm, norm_type {p}", got.double(), want.double(), rtol=2e-2)
-            _compare_grads(trial, f"norm_type {p}", mine, theirs, rtol=2e-2, atol=1e-3)
+        mine = [q for dtype in kinds for q in _with_grads((30,), dtype=dtype)]
+        theirs = _twin(mine)
+        got, want = answer(mine, 0.5), clip_grad_norm_(theirs, 0.5)
+        trial.close("norm", got.double(), want.double(), rtol=2e-2)
+        _compare_grads(trial, "four dtypes", mine, theirs, rtol=2e-2, atol=1e-3)
     bad = [(value, place) for value in (math.inf, -math.inf, math.nan) for place in (0, 1)]
 
     def spoilt(value: float, place: int) -> tuple[list[list[nn.Parameter]], list[dict[str, Any]]]:
@@ -600,14 +591,11 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
     ):
         for value, place in bad:
             sets, groups = spoilt(value, place)
-            extra = _with_grads(None)
-            groups[1]["params"] = sets[1] + extra
             want = [clip_grad_norm_(_twin(ps), 1.0) for ps in sets]
             got = answer(groups, 1.0, nonfinite="zero")
             trial.close(f"norms, {value}", got, torch.stack(want), rtol=1e-8)
             left = [g for ps in sets for g in _grads(ps)]
             trial.equal(f"gradients, {value}", [float(g.abs().sum()) for g in left], [0.0] * len(left))
-            trial.equal(f"a parameter without gradient, {value}", extra[0].grad, None)
         sets, groups = spoilt(0.5, 0)
         twins = [_twin(ps) for ps in sets]
         answer(groups, 1.0, nonfinite="zero")
@@ -743,7 +731,12 @@ def ema(trial: Trial, answer: Any) -> None:
             trial.equal(name, inside[name], wanted)
         trial.equal("a frozen parameter", inside["frozen"], state["frozen"])
         trial.equal("the tied weight", inside["second.weight"], averages["first.weight"])
-    with trial.group("afterwards it has its own, bit for bit", hint="how are the own values kept?", see=1):
+    item = "afterwards it has its own, bit for bit, also after an exception, which goes on"
+
+    class _Interrupt(BaseException):
+        pass
+
+    with trial.group(item, hint="how are the own values kept, and what runs in any case?", see=1):
         trial.equal("after a block", _copied(model.state_dict()), state)
         with torch.no_grad():
             model.wide.copy_(torch.tensor([math.nan, -math.inf, -0.0, 1e300]))
@@ -753,11 +746,6 @@ def ema(trial: Trial, answer: Any) -> None:
             with ema.applied():
                 model.eval()(torch.randn(2, 3))
             trial.equal(f"odd values, block {number}", _copied(model.state_dict()), odd)
-
-    class _Interrupt(BaseException):
-        pass
-
-    with trial.group("also after an exception, which goes on", hint="what runs in any case?", see=1):
         for error in (ValueError("bad"), KeyError("key"), StopIteration(), _Interrupt(), KeyboardInterrupt()):
             model, ema = _followed(answer, 2)
             own, raised = _copied(model.state_dict()), None
@@ -817,7 +805,7 @@ def ema(trial: Trial, answer: Any) -> None:
             count = ema.updates
             trial.equal("update()", _outcome(ema.update), "no exception")
             trial.equal("updates", ema.updates, count + 1)
-            trial.equal("applied()", _outcome(lambda: ema.applied().__enter__()), "no exception")
+            trial.equal("applied()", _outcome(ema.applied().__enter__), "no exception")
             model, ema = _followed(answer, 2)
     with trial.group("state_dict gives updates and shadow", hint="which keys, and of which kinds?"):
         for updates in (0, 1, 4):
@@ -848,8 +836,8 @@ def ema(trial: Trial, answer: Any) -> None:
                 model, ema = _followed(answer, saved_after, warmup=warmup)
                 weights, state = copy.deepcopy(model.state_dict()), ema.state_dict()
                 other, resumed = _followed(answer, before, warmup=warmup)
-                other.load_state_dict(weights)
                 resumed.load_state_dict(state)
+                other.load_state_dict(weights)
                 for step in range(4):
                     for m, e in ((model, ema), (other, resumed)):
                         _moved(m, step)
@@ -865,12 +853,13 @@ def ema(trial: Trial, answer: Any) -> None:
         state = ema.state_dict()
         wide = {n: t.double() if t.is_floating_point() else t for n, t in state["shadow"].items()}
         kinds = {n: t.dtype for n, t in ema.shadow.items()}
+        _, ema = _followed(answer, 1)
         ema.load_state_dict({"updates": 9, "shadow": wide})
         trial.equal("dtypes", {n: t.dtype for n, t in ema.shadow.items()}, kinds)
         trial.equal("values", _copied(ema.shadow), dict(state["shadow"]))
     with trial.group("state stays as it is, and is not needed afterwards", hint="whose memory is written to?"):
         model, ema = _followed(answer, 2)
-        state = ema.state_dict()
+        state = copy.deepcopy(ema.state_dict())
         kept = copy.deepcopy(state)
         ema.load_state_dict(state)
         _moved(model, 5)
