@@ -53,7 +53,7 @@ def smoothing_by_targets(logits, labels, epsilon=0.1, weight=None, ignore_index=
     w = torch.ones(k, dtype=z.dtype) if weight is None else weight.to(z.dtype)
     known = labels.ne(ignore_index)
     safe = labels.masked_fill(~known, 0)
-    target = (1 - epsilon) * F.one_hot(safe, k) + epsilon / k
+    target = (1 - epsilon) * F.one_hot(safe, k).to(z.dtype) + epsilon / k
     loss = -(target * w * log_p).sum(-1).masked_fill(~known, 0)
     if reduction == "mean":
         loss = loss.sum() / w[safe].masked_fill(~known, 0).sum()
@@ -189,7 +189,7 @@ WRONG_SMOOTHING = {
     ),
     "softmax with a floor": (
         variant("smoothing", ("-log_probabilities(wide)", "-(wide.softmax(1) + 1e-12).log()")),
-        "logits of ±10,000",
+        "reductions none|logits of ±10,000",
     ),
     "any reduction": (
         variant(
@@ -554,7 +554,7 @@ WRONG_VARIANCE = {
         "correction",
     ),
     "infinite for too few": (
-        variant("variance", ("self.count <= correction", "self.count < correction")),
+        variant("variance", ("self.count <= correction", "self.count < max(correction, 1)")),
         "correction|no exception",
     ),
     "a number": (
@@ -625,7 +625,6 @@ WRONG_VARIANCE = {
     "in place on what was merged": (
         variant(
             "variance",
-            ("count, mean.clone(), m2.clone()", "count, mean, m2"),
             ("self.mean = self.mean + delta * (count / total)", "self.mean += delta * (count / total)"),
             (_ADD_M2, "self.m2 += m2 + delta.square() * (self.count * (count / total))"),
         ),
@@ -641,7 +640,6 @@ WRONG_VARIANCE = {
                 "            mean = values.mean()\n",
                 "            mean = values if values.dim() == 0 else values.mean()\n",
             ),
-            ("mean.clone(), m2.clone()", "mean, m2.clone()"),
         ),
         "no graph",
     ),
