@@ -191,6 +191,35 @@ WRONG_SMOOTHING = {
         variant("smoothing", ("-log_probabilities(wide)", "-(wide.softmax(1) + 1e-12).log()")),
         "reductions none|logits of ±10,000",
     ),
+    "labels overwritten": (
+        variant(
+            "smoothing",
+            ("index = torch.where(kept, labels, 0)", "index = labels.masked_fill_(~kept, 0)"),
+        ),
+        "ignored labels|inputs stay",
+    ),
+    "labels overwritten and put back in the mean": (
+        variant(
+            "smoothing",
+            (
+                "    index = torch.where(kept, labels, 0)\n",
+                "    given = labels.clone()\n    index = labels.masked_fill_(~kept, 0).clone()\n",
+            ),
+            ("    total = loss.sum()", "    labels.copy_(given)\n    total = loss.sum()"),
+        ),
+        "ignored labels|inputs stay",
+    ),
+    "logits shifted in place": (
+        variant(
+            "smoothing",
+            (
+                "    losses = -log_probabilities(wide)",
+                "    with torch.no_grad():\n        logits.sub_(logits.amax(1, keepdim=True)) if logits.dtype == "
+                "torch.float64 and not logits.requires_grad else None\n    losses = -log_probabilities(wide)",
+            ),
+        ),
+        "inputs stay",
+    ),
     "any reduction": (
         variant(
             "smoothing",
@@ -208,6 +237,7 @@ _WITHOUT = "is written without cross_entropy and nll_loss"
 _EACH, _WEIGHTS = "reductions none, sum and mean", "weights enter both terms and the mean"
 _IGNORED = "ignored labels cost nothing and count in no mean"
 PROMISES_SMOOTHING = [
+    ("The inputs stay as they are.", "the inputs stay as they are", "logits shifted in place"),
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
     (
         "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
@@ -499,6 +529,30 @@ class VarianceByValues:
         return torch.tensor(self._m2 / left if left > 0 else math.nan, dtype=self._dtype)
 
 
+class KeepsAll:
+    """Remembers every value."""
+
+    def __init__(self):
+        self.seen, self.kind = [], torch.float32
+
+    count = property(lambda self: sum(len(part) for part in self.seen))
+    mean = property(lambda self: (torch.cat(self.seen) if self.seen else torch.zeros(0)).double().mean().to(self.kind))
+
+    def update(self, values):
+        if values.numel():
+            self.kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+            self.seen.append(values.detach().reshape(-1).to(self.kind, copy=True))
+
+    def merge(self, other):
+        self.seen += [part.clone() for part in other.seen]
+        self.kind = other.kind if other.seen else self.kind
+
+    def variance(self, correction=1):
+        if self.count <= correction:
+            return torch.tensor(math.nan, dtype=self.kind)
+        return torch.cat(self.seen).double().var(correction=correction).to(self.kind)
+
+
 class VarianceOfSquares(VarianceByShift):
     """E[x^2] - E[x]^2, in the dtype of the values."""
 
@@ -632,6 +686,7 @@ WRONG_VARIANCE = {
     ),
     "squares": (VarianceOfSquares, "values around"),
     "squares of single values": (VarianceFromFirst, "values around"),
+    "keeps everything": (KeepsAll, "doesn't grow"),
     "keeps the graph": (variant("variance", ("        values = values.detach()\n", "")), "no graph"),
     "keeps the tensor": (
         variant(
@@ -673,7 +728,8 @@ PROMISES_VARIANCE = [
         "squares of single values",
     ),
     ("Whatever requires a gradient, the state keeps no graph.", _NO_GRAPH, "keeps the graph"),
-    ("What happens to the batch's tensor afterwards doesn't matter.", _NO_GRAPH, "keeps the tensor"),
+    ("What happens to the batch's tensor afterwards doesn't matter", _NO_GRAPH, "keeps the tensor"),
+    ("and the state doesn't grow with what was seen", "the state doesn't grow", "keeps everything"),
     ("Nothing was seen: count 0, mean NaN.", "nothing seen", "zero before anything"),
     ("Count, mean and variance of all values seen, in one pass.", _BATCHES, "no term between the means"),
     ("See a batch of values.", _BATCHES, "the first dimension"),

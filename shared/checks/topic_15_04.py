@@ -125,6 +125,16 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 for how, each in itertools.product(("none", "sum", "mean"), (None, weight)):
                     got, want = (f(z, some, e, each, number, how) for f in (answer, _smoothed))
                     trial.close(f"{how}, ignore_index {number}, {case}", got, want, **close)
+    with trial.group("the inputs stay as they are", hint="which line writes into what it was given?"):
+        for case, _, _, e in few:
+            z, some = _classified((5, 7, 2))
+            some.view(-1)[::2] = -100
+            given = z.clone(), some.clone(), torch.rand(z.shape[1], dtype=z.dtype)
+            kept = [part.clone() for part in given]
+            for how in ("none", "mean"):
+                answer(given[0], given[1], e, given[2], reduction=how)
+                for name, part, before in zip(("logits", "labels", "weight"), given, kept, strict=True):
+                    trial.equal(f"{name}, {case}", part, before)
     with trial.group("gradients", hint="does everything on the way know its derivative?"):
         for case, z, y, e in few:
             z = z.clone().requires_grad_()
@@ -204,8 +214,8 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             trial.close(f"{d} dimensions", answer(a, b, 0.3), torch.zeros((), dtype=torch.float64))
     with trial.group("the length of a row doesn't matter", hint="what is a similarity of directions?"):
         for a, b in pairs:
-            scale = 10 ** (4 * torch.rand(2, len(a), 1, dtype=torch.float64) - 2)
-            case = f"{len(a)} images, lengths from 0.01 to 100"
+            scale = 10 ** (8 * torch.rand(2, len(a), 1, dtype=torch.float64) - 4)
+            case = f"{len(a)} images, lengths from 0.0001 to 10,000"
             trial.close(case, answer(a * scale[0], b * scale[1], 0.4), answer(a, b, 0.4), rtol=1e-6, atol=1e-8)
     with trial.group("gradients reach both inputs", hint="what on the way is detached?"):
         for a, b in pairs:
@@ -295,6 +305,17 @@ def _pieces(shift: float, *more: tuple[int, ...]) -> list[Tensor]:
 
 def _all_of(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece.reshape(-1).double() for piece in pieces])
+
+
+def _numbers(value: object) -> int:
+    """How many numbers an object's attributes hold, in tensors and containers."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, dict):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, list | tuple | set):
+        return sum(map(_numbers, value))
+    return 1
 
 
 def _state(stats: Any) -> tuple[int, float, float]:
@@ -393,6 +414,15 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 leaf.fill_(7.0)
             trial.close(f"mean after the batch was overwritten, {shape}", stats.mean, wanted[0])
             trial.close(f"variance after the batch was overwritten, {shape}", stats.variance(0), wanted[1], atol=1e-9)
+    with trial.group("the state doesn't grow", hint="what is kept of a batch?"):
+        stats, other, sizes = answer(), answer(), []
+        for _ in range(3):
+            for part in torch.randn(60).split(4):
+                stats.update(part)
+                other.update(part)
+            stats.merge(other)
+            sizes.append(_numbers(vars(stats)))
+        trial.equal("numbers kept after 60, 120 and 180 values", sizes, sizes[:1] * 3)
 
 
 # ---------------------------------------------------------------- 15-04.4
