@@ -94,7 +94,53 @@ def smoothing_by_torch(logits, labels, epsilon=0.1, weight=None, ignore_index=-1
 _MEAN_LINE = 'loss.sum() if reduction == "sum" else loss.sum() / own.sum()'
 _SPREAD = "spread = (losses * weights.view(-1, *[1] * (wide.dim() - 2))).mean(dim=1) * kept"
 _WIDE = "logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits"
+
+
+def _soft(logits, labels, epsilon, weight, ignore_index, reduction, **kwargs):
+    """F.cross_entropy with probabilities."""
+    ignore_index, weight = kwargs.get("ignore_index", ignore_index), kwargs.get("weight", weight)
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(reduction)
+    k, kept = logits.shape[1], labels != ignore_index
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    weight = torch.ones(k, dtype=wide.dtype) if weight is None else weight.to(wide.dtype)
+    safe = torch.where(kept, labels, 0)
+    target = (1 - epsilon) * F.one_hot(safe, k).movedim(-1, 1).to(wide.dtype) + epsilon / k
+    loss = F.cross_entropy(wide, target, weight, reduction="none") * kept
+    if reduction == "mean":
+        return (loss.sum() / (weight[safe] * kept).sum()).to(logits.dtype)
+    return (loss.sum() if reduction == "sum" else loss).to(logits.dtype)
+
+
 WRONG_SMOOTHING = {
+    "a batch of one is squeezed": (
+        variant("smoothing", ("return loss.to(logits.dtype)", "return loss.squeeze().to(logits.dtype)")),
+        "reductions none",
+    ),
+    "soft targets for PyTorch": (
+        lambda z, y, e=0.1, w=None, i=-100, reduction="mean", **k: _soft(z, y, e, w, i, reduction, **k),
+        "without cross_entropy",
+    ),
+    "no gradient in half precision": (
+        variant("smoothing", ("wide = logits.float()", "wide = logits.detach().float()")),
+        "gradients",
+    ),
+    "no gradient of the sum": (variant("smoothing", ("loss.sum() if", "loss.detach().sum() if")), "gradients"),
+    "at least one in the mean": (
+        variant("smoothing", ("own.sum()", "own.sum().clamp(min=1)")),
+        "class weights and ignored",
+    ),
+    "no NaN where all are ignored": (
+        variant("smoothing", ("own.sum()", "own.sum().clamp(min=1e-8)")),
+        "class weights and ignored",
+    ),
+    "no weights beside ignored labels": (
+        variant(
+            "smoothing",
+            ("(losses * weights.view", "(losses * (weights if kept.all() else weights.mean() + 0 * weights).view"),
+        ),
+        "class weights and ignored",
+    ),
     "two further dimensions": (
         variant(
             "smoothing",
@@ -140,26 +186,29 @@ WRONG_SMOOTHING = {
     ),
     "weights in the first term only": (
         variant("smoothing", ("(losses * weights.view(-1, *[1] * (wide.dim() - 2)))", "losses")),
-        "weights enter",
+        "class weights and ignored",
     ),
     "the label's weight in the second": (
         variant("smoothing", (_SPREAD, "spread = losses.mean(dim=1) * own")),
-        "weights enter",
+        "class weights and ignored",
     ),
-    "a mean that counts": (variant("smoothing", ("own.sum()", "kept.sum()")), "weights enter"),
-    "ignored in the first term only": (variant("smoothing", (".mean(dim=1) * kept", ".mean(dim=1)")), "ignored labels"),
+    "a mean that counts": (variant("smoothing", ("own.sum()", "kept.sum()")), "class weights and ignored"),
+    "ignored in the first term only": (
+        variant("smoothing", (".mean(dim=1) * kept", ".mean(dim=1)")),
+        "class weights and ignored",
+    ),
     "negative numbers only": (
         variant("smoothing", ("labels != ignore_index", "labels >= 0")),
-        "ignored labels|no exception",
+        "class weights and ignored|no exception",
     ),
     "ignored counts in the mean": (
         variant("smoothing", ("own.sum()", "weights[index].sum()")),
-        "ignored labels",
+        "class weights and ignored",
     ),
-    "only -100": (variant("smoothing", ("labels != ignore_index", "labels != -100")), "ignored labels"),
+    "only -100": (variant("smoothing", ("labels != ignore_index", "labels != -100")), "class weights and ignored"),
     "clamped labels": (
         variant("smoothing", ("torch.where(kept, labels, 0)", "labels.clamp(min=0)")),
-        "ignored labels",
+        "class weights and ignored",
     ),
     "detached spread": (
         variant("smoothing", ("* kept\n    loss", "* kept\n    spread = spread.detach()\n    loss")),
@@ -196,7 +245,7 @@ WRONG_SMOOTHING = {
             "smoothing",
             ("index = torch.where(kept, labels, 0)", "index = labels.masked_fill_(~kept, 0)"),
         ),
-        "ignored labels|inputs stay",
+        "class weights and ignored|inputs stay",
     ),
     "labels overwritten and put back in the mean": (
         variant(
@@ -207,7 +256,7 @@ WRONG_SMOOTHING = {
             ),
             ("    total = loss.sum()", "    labels.copy_(given)\n    total = loss.sum()"),
         ),
-        "ignored labels|inputs stay",
+        "class weights and ignored|inputs stay",
     ),
     "logits shifted in place": (
         variant(
@@ -234,8 +283,8 @@ WRONG_SMOOTHING = {
     "KeyError": (variant("smoothing", ("raise ValueError(", "raise KeyError(")), "another reduction"),
 }
 _WITHOUT = "is written without cross_entropy and nll_loss"
-_EACH, _WEIGHTS = "reductions none, sum and mean", "weights enter both terms and the mean"
-_IGNORED = "ignored labels cost nothing and count in no mean"
+_EACH, _WEIGHTS = "reductions none, sum and mean", "class weights and ignored labels"
+_IGNORED = "class weights and ignored labels"
 PROMISES_SMOOTHING = [
     ("The inputs stay as they are.", "the inputs stay as they are", "logits shifted in place"),
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
@@ -301,6 +350,20 @@ def ntxent_by_rows(first, second, temperature=0.5):
 _NTX_Z = "z = F.normalize(z.float() if z.dtype in (torch.float16, torch.bfloat16) else z, dim=1)"
 _NTX_RETURN = "F.cross_entropy(logits.masked_fill(itself, -torch.inf), partner).to(first.dtype)"
 WRONG_NTXENT = {
+    "at most eight images": (
+        variant("ntxent", (".roll(len(first))", ".roll(min(len(first), 8))")),
+        "equals a loop",
+    ),
+    "no gradient in half precision": (
+        variant("ntxent", ("z.float() if z", "z.detach().float() if z")),
+        "gradients in each format",
+    ),
+    "a large negative number for itself": (
+        variant("ntxent", ("masked_fill(itself, -torch.inf)", "masked_fill(itself, -100.0)")),
+        "one image|equals a loop",
+    ),
+    "temperature at least 0.05": (variant("ntxent", ("/ temperature", "/ max(temperature, 0.05)")), "equals a loop"),
+    "a generous eps": (variant("ntxent", ("else z, dim=1)", "else z, dim=1, eps=5e-3)")), "length of a row"),
     "itself in the sum": (
         variant("ntxent", ("logits.masked_fill(itself, -torch.inf)", "logits")),
         "equals a loop|one image",
@@ -426,7 +489,7 @@ PROMISES_NTXENT = [
     ("the mean of $\\ell_i$ over all $2N$ views", _LOOP, "one side only"),
     ("row $i$ of both comes from the same image", _LOOP, "neighbours as partners"),
     (
-        "Rows have any length: the similarity is that of their directions.",
+        "Rows needn't have length 1: the similarity is that of their directions.",
         "the length of a row doesn't matter",
         "one length for all",
     ),
@@ -583,6 +646,21 @@ class VarianceFromFirst(ANSWERS["RunningVariance"]):
 _ADD_M2 = "self.m2 = self.m2 + m2 + delta.square() * (self.count * (count / total))"
 _EMPTY = "        if values.numel():\n"
 WRONG_VARIANCE = {
+    "a view of the batch": (
+        variant("variance", ("        values = values.detach()\n", "        values = values.detach().view(-1)\n")),
+        "no exception",
+    ),
+    "a graph in between": (
+        variant(
+            "variance",
+            ("        values = values.detach()\n", "        self.last = values\n        values = values.detach()\n"),
+            (
+                "(values - mean).square().sum())",
+                "(values - mean).square().sum())\n            self.last = self.last.sum() * 1",
+            ),
+        ),
+        "no graph",
+    ),
     "no term between the means": (variant("variance", (_ADD_M2, "self.m2 = self.m2 + m2")), "count, mean and variance"),
     "a mean of means": (variant("variance", ("delta * (count / total)", "delta / 2")), "count, mean and variance"),
     "the first dimension": (
@@ -804,6 +882,11 @@ _MUL = "torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))"
 _EACH_LINE = "each = torch._foreach_norm(grads, norm_type) if grads else [torch.zeros(())]"
 _RAISE = 'raise RuntimeError(f"gradient norms {[norm.item() for norm in norms]} aren\'t finite")'
 _ZERO = "        for grads in filter(None, sets):\n            torch._foreach_zero_(grads)\n"
+_INVENT = (
+    '        for group in given if grouped else [{"params": given}]:\n'
+    '            for p in group["params"]:\n'
+    "                p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+)
 _CHECK_NAME = (
     '    if nonfinite not in ("keep", "raise", "zero"):\n'
     '        raise ValueError(f"nonfinite must be keep, raise or zero, not {nonfinite!r}")\n'
@@ -812,6 +895,44 @@ _GIVEN = "given = [parameters] if isinstance(parameters, Tensor) else list(param
 _DECIDE = 'if nonfinite != "keep" and not all(math.isfinite(norm) for norm in norms):'
 _LAST = "return torch.stack([norm.to(norms[0].device) for norm in norms]) if grouped else norms[0]"
 WRONG_CLIP = {
+    "one set isn't held against non-finite": (
+        variant("clip", ('if nonfinite != "keep" and not', 'if grouped and nonfinite != "keep" and not')),
+        "raise: RuntimeError",
+    ),
+    "groups by the 2-norm": (
+        variant(
+            "clip",
+            ("_foreach_norm(grads, norm_type)", "_foreach_norm(grads, 2.0 if grouped else norm_type)"),
+            ("torch.stack(each), norm_type)", "torch.stack(each), 2.0 if grouped else norm_type)"),
+        ),
+        "groups, each",
+    ),
+    "one set by the 2-norm": (
+        variant(
+            "clip",
+            ("_foreach_norm(grads, norm_type)", "_foreach_norm(grads, norm_type if grouped else 2.0)"),
+            ("torch.stack(each), norm_type)", "torch.stack(each), norm_type if grouped else 2.0)"),
+        ),
+        "norm and gradients",
+    ),
+    "zeros where there was no gradient": (
+        variant("clip", (_ZERO, _ZERO + _INVENT)),
+        "zero: all",
+    ),
+    "new zeros": (
+        variant("clip", (_ZERO, _ZERO + _INVENT.replace("is None", "is not None"))),
+        "zero: all",
+    ),
+    "a list of numbers": (
+        variant(
+            "clip",
+            (
+                "    if nonfinite != ",
+                "    known = torch.stack([n.double() for n in norms]).tolist()\n    if nonfinite != ",
+            ),
+        ),
+        "no value is read",
+    ),
     "always the 2-norm": (
         variant(
             "clip",
@@ -1169,8 +1290,45 @@ _SHAPES_CHECK = (
     "            if mine.shape != given[name].shape:\n"
     '                raise ValueError(f"{name} is {given[name].shape}, here {mine.shape}")\n'
 )
-_LOADS = '        self._write(self.shadow, given)\n        self.updates = state["updates"]\n'
+_LOADS = "        self._write(self.shadow, given)\n        self.updates = updates\n"
 WRONG_EMA = {
+    "another order of names": (
+        variant(
+            "ema",
+            (
+                "sorted(given.keys() ^ self.shadow.keys())",
+                "[n for n, m in zip(given, self.shadow) if n != m] or sorted(given.keys() ^ self.shadow.keys())",
+            ),
+        ),
+        "same bits|no exception",
+    ),
+    "turned over": (
+        variant(
+            "ema",
+            (
+                "mine.shape != given[name].shape",
+                "(mine.numel(), mine.dim()) != (given[name].numel(), given[name].dim())",
+            ),
+        ),
+        "other names or shapes",
+    ),
+    "another decay": (
+        variant(
+            "ema",
+            ("        self.updates = updates\n", "        self.updates, self.decay = updates, min(self.decay, 0.9)\n"),
+        ),
+        "same bits",
+    ),
+    "not saved inside": (
+        variant(
+            "ema",
+            (
+                "        shadow = {name: t.clone()",
+                '        if self.swapped:\n            raise RuntimeError("inside")\n        shadow = {name: t.clone()',
+            ),
+        ),
+        "state_dict gives",
+    ),
     "no class": (lambda model, decay=0.9, warmup=True: None, "is a Shadow"),
     "another class": (nn.Module, "is a Shadow"),
     "parameters only": (
@@ -1333,7 +1491,6 @@ WRONG_EMA = {
         ),
         "work again",
     ),
-    "more keys": (variant("ema", ('"shadow": shadow}', '"shadow": shadow, "decay": self.decay}')), "state_dict gives"),
     "only floats saved": (
         variant(
             "ema",
@@ -1362,9 +1519,9 @@ WRONG_EMA = {
         ),
         "torch.save",
     ),
-    "updates lost": (variant("ema", ('        self.updates = state["updates"]\n', "")), "same bits"),
+    "updates lost": (variant("ema", ("        self.updates = updates\n", "")), "same bits"),
     "updates added": (
-        variant("ema", ('self.updates = state["updates"]', 'self.updates += state["updates"]')),
+        variant("ema", ("self.updates = updates", "self.updates += updates")),
         "same bits",
     ),
     "dictionary replaced": (
@@ -1378,7 +1535,7 @@ WRONG_EMA = {
         "same bits",
     ),
     "one update more": (
-        variant("ema", ('self.updates = state["updates"]', 'self.updates = max(state["updates"], 1)')),
+        variant("ema", ("self.updates = updates", "self.updates = max(updates, 1)")),
         "same bits",
     ),
     "floats only loaded": (
@@ -1412,7 +1569,13 @@ WRONG_EMA = {
         "state stays",
     ),
     "empties the file": (
-        variant("ema", ('given = state["shadow"]', 'given = state.pop("shadow")')),
+        variant(
+            "ema",
+            (
+                'given, updates = state["shadow"], state["updates"]',
+                'given, updates = state.pop("shadow"), state["updates"]',
+            ),
+        ),
         "state stays|no exception|KeyError",
     ),
     "into the model": (variant("ema", (_LOADS, _LOADS + "        self._write(self.live, given)\n")), "touch the model"),
@@ -1449,8 +1612,8 @@ WRONG_EMA = {
         variant(
             "ema",
             (
-                '        given = state["shadow"]\n',
-                '        given = state["shadow"]\n        self.updates = state["updates"]\n',
+                '        given, updates = state["shadow"], state["updates"]\n',
+                '        given, updates = state["shadow"], state["updates"]\n        self.updates = updates\n',
             ),
         ),
         "other names or shapes",

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.checks.feedback import Trial, exercise
@@ -30,6 +31,18 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Notes the names of PyTorch's functions and methods that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
@@ -86,9 +99,10 @@ def _gradient(loss: Tensor, logits: Tensor, sent: Tensor | None = None) -> Tenso
 def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     """`answer(logits, labels, epsilon, weight, ignore_index, reduction)` is a smoothed cross-entropy."""
     logits, labels = _classified((3, 4))
-    with _Operations() as ran:
+    with _Functions() as called, _Operations() as ran:
         answer(logits, labels, 0.2)
-    used = sorted({name for name in ran.names if "nll_loss" in name or "cross_entropy" in name})
+    names = {*called.names, *ran.names}
+    used = sorted(name for name in names if "nll_loss" in name or "cross_entropy" in name)
     trial.needs(
         "is written without cross_entropy and nll_loss",
         not used,
@@ -98,7 +112,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     )
     shapes = [(5, 7), (4, 2), (3, 5, 6), (1, 3), (2, 4, 3, 2), (6, 1)]
     plain = [(f"{shape}, epsilon {e}", *_classified(shape), e) for shape in shapes for e in (0.0, 0.1, 0.35, 1.0)]
-    few = plain[: 3 * 4]  # without those of more dimensions and of one row or class
+    few = [one for one in plain if len(one[2]) > 1]
     wide, labels = _classified((6, 9, 4))
     plain.append(("every second sample", wide[::2], labels[::2], 0.1))
     plain.append(("not contiguous", wide.mT.contiguous().mT, labels.T.contiguous().T, 0.1))
@@ -109,22 +123,29 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 got, want = (f(z, y, e, reduction=how) for f in (answer, _smoothed))
                 trial.close(f"{how}, {case}", got, want, **close)
             trial.close(f"by default, {case}", answer(z, y), _smoothed(z, y), **close)
-    with trial.group("weights enter both terms and the mean", hint="which weight belongs to which term?"):
+    with trial.group("class weights and ignored labels", hint="whose weight, and which entries count?", see=1):
         for case, z, y, e in few:
-            weight = torch.rand(z.shape[1], dtype=z.dtype) * 3 + 0.1
-            for how in ("none", "sum", "mean"):
-                got, want = (f(z, y, e, weight=weight, reduction=how) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, **close)
-    with trial.group("ignored labels cost nothing and count in no mean", see=1):
-        for case, z, y, e in [*few, ("one class", *_classified((5, 1)), 0.1)]:
-            for number in (-100, 255, -1, 0)[: 4 if z.shape[1] > 1 else 3]:
-                some = y.clone()
-                some.view(-1)[::2] = number
-                some.view(-1)[1] = z.shape[1] - 1
-                weight = torch.full((z.shape[1],), 2.5, dtype=z.dtype)
-                for how, each in itertools.product(("none", "sum", "mean"), (None, weight)):
-                    got, want = (f(z, some, e, each, number, how) for f in (answer, _smoothed))
-                    trial.close(f"{how}, ignore_index {number}, {case}", got, want, **close)
+            weights = 3 * torch.rand(z.shape[1], dtype=z.dtype) + 0.1
+            for weight, number in itertools.product((None, weights, 0.01 * weights), (None, -100, 255, -1, 0)):
+                if number == 0 and z.shape[1] == 1:
+                    continue
+                some, ignored = y.clone(), -100 if number is None else number
+                if number is not None:
+                    some.view(-1)[::2] = number
+                    some.view(-1)[1] = z.shape[1] - 1
+                for how in ("none", "sum", "mean"):
+                    got, want = (f(z.clone(), some.clone(), e, weight, ignored, how) for f in (answer, _smoothed))
+                    which = {None: "no weights"}.get(weight if weight is None else 0, "weights")
+                    trial.close(f"{how}, {which}, ignore_index {number}, {case}", got, want, **close)
+        z, y = _classified((4, 3))
+        for how in ("none", "sum", "mean"):
+            got, want = (f(z, 0 * y - 100, 0.1, None, -100, how) for f in (answer, _smoothed))
+            trial.close(f"{how}, all are ignored", got, want, **close)
+        for dtype in _FORMATS:
+            z, y = _classified((9, 4), dtype)
+            weight = (torch.rand(4) + 0.5).to(dtype)
+            want = _smoothed(z.double(), y, 0.3, weight.double()).to(dtype)
+            trial.close(f"weights, {dtype}", answer(z, y, 0.3, weight).to(dtype), want, rtol=2e-2, atol=1e-5)
     with trial.group("the inputs stay as they are", hint="which line writes into what it was given?"):
         for case, _, _, e in few:
             z, some = _classified((5, 7, 2))
@@ -137,13 +158,21 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                     trial.equal(f"{name}, {case}", part, before)
     with trial.group("gradients", hint="does everything on the way know its derivative?"):
         for case, z, y, e in few:
-            z = z.clone().requires_grad_()
             some = y.clone()
             some.view(-1)[1:2] = -7
-            sent = torch.randn(y.shape, dtype=z.dtype)
-            for how, up in (("none", sent), ("mean", None)):
-                got, want = (_gradient(f(z, some, e, None, -7, how), z, up) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, **close)
+            for how in ("none", "sum", "mean"):
+                sent = torch.randn(y.shape, dtype=z.dtype) if how == "none" else None
+                found = []
+                for f in (answer, _smoothed):
+                    leaf = z.clone().requires_grad_()
+                    found.append(_gradient(f(leaf, some.clone(), e, None, -7, how), leaf, sent))
+                trial.close(f"{how}, {case}", *found, **close)
+        for dtype in _FORMATS:
+            z, y = _classified((6, 5), dtype)
+            found = []
+            for f, leaf in ((answer, z.clone().requires_grad_()), (_smoothed, z.double().requires_grad_())):
+                found.append(_gradient(f(leaf, y, 0.2, reduction="sum"), leaf).double())
+            trial.close(f"{dtype}", *found, rtol=2e-2, atol=1e-2)
     with trial.group("the dtype is that of the logits", hint="in which dtype do you compute, and what is returned?"):
         for dtype in (*_FORMATS, torch.float64):
             for shape in ((7, 5), (3, 4, 5)):
@@ -200,18 +229,21 @@ def _fast_nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Te
 @exercise("15-04.2", "NT-Xent", points=20, stand_in=lambda: _fast_nt_xent, stand_in_name="one of the check's")
 def nt_xent_loss(trial: Trial, answer: Any) -> None:
     """`answer(first, second, temperature)` is the mean loss over both views of each image."""
-    sizes = [(2, 3), (3, 1), (4, 5), (5, 2), (7, 4)]
+    sizes = [(2, 3), (3, 1), (4, 5), (5, 2), (12, 4)]
     pairs = [[F.normalize(torch.randn(n, d, dtype=torch.float64), dim=1) for _ in range(2)] for n, d in sizes]
-    taus = (0.07, 0.5, 1.0, 3.0)
+    taus = (0.01, 0.07, 0.5, 1.0, 3.0)
     with trial.group("equals a loop over all views", hint="who is in the sum, and who is the partner?", see=1):
         for a, b in pairs:
             for tau in taus:
                 case = f"{len(a)} images, temperature {tau}"
                 trial.close(case, answer(a, b, tau), _nt_xent(a, b, tau), rtol=1e-7, atol=1e-9)
+            trial.close(f"{len(a)} images, by default", answer(a, b), _nt_xent(a, b), rtol=1e-7, atol=1e-9)
     with trial.group("one image alone costs 0", hint="who else is there?", see=2):
         for d in (1, 4):
             a, b = torch.randn(2, 1, d, dtype=torch.float64)
-            trial.close(f"{d} dimensions", answer(a, b, 0.3), torch.zeros((), dtype=torch.float64))
+            for tau, other in itertools.product((0.01, 0.3), (b, -a)):
+                got = answer(a, other, tau)
+                trial.close(f"{d} dimensions, temperature {tau}", got, torch.zeros((), dtype=torch.float64))
     with trial.group("the length of a row doesn't matter", hint="what is a similarity of directions?"):
         for a, b in pairs:
             scale = 10 ** (8 * torch.rand(2, len(a), 1, dtype=torch.float64) - 4)
@@ -230,6 +262,14 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                     got = (_gradient(loss, leaf) * step).sum()
                     case = f"{name}, {len(a)} images, temperature {tau}, along a step of a millionth, in millionths"
                     trial.close(case, 1e6 * got, 1e6 * slope.detach(), rtol=1e-4, atol=1e-5)
+    with trial.group("gradients in each format", hint="what on the way is detached?"):
+        for dtype in _FORMATS:
+            halves = torch.randn(2, 5, 8).to(dtype)
+            found = []
+            for kind in (dtype, torch.float64):
+                leaves = [part.to(kind, copy=True).requires_grad_() for part in halves]
+                found.append(torch.stack([_gradient(answer(*leaves, 0.3), leaf).double() for leaf in leaves]))
+            trial.close(f"{dtype}", *found, rtol=5e-2, atol=5e-3)
     with trial.group("a tensor without dimensions in the dtype of the inputs", hint="what is converted, and back?"):
         for dtype in (*_FORMATS, torch.float64):
             loss = answer(*torch.randn(2, 6, 8, dtype=torch.float64).to(dtype), 0.5)
@@ -243,7 +283,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                 ends = {"random": torch.randn(4, 70).sign(), "opposite": -signs, "the same": signs}
                 for name, other in ends.items():
                     a, b = (1e4 * part.to(dtype) for part in (signs, other))
-                    want = answer(a.double(), b.double(), tau).detach().to(dtype)
+                    want = _nt_xent(a.double(), b.double(), tau).to(dtype)
                     a, b = a.requires_grad_(), b.requires_grad_()
                     loss = answer(a, b, tau)
                     case = f"{dtype}, temperature {tau}, second {name}"
@@ -251,7 +291,14 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                     got = torch.autograd.grad(loss, (a, b), allow_unused=True) if loss.requires_grad else ()
                     finite = all(g is None or bool(g.isfinite().all()) for g in got)
                     trial.equal(f"finite gradients, {case}", finite, True)
-    shapes = [((3, 4), (2, 4)), ((3, 4), (3, 5)), ((4,), (4,)), ((2, 3, 4), (2, 3, 4)), ((1, 4), (3, 4))]
+    shapes = [
+        ((3, 4), (3, 4, 1)),
+        ((3, 4), (2, 4)),
+        ((3, 4), (3, 5)),
+        ((4,), (4,)),
+        ((2, 3, 4), (2, 3, 4)),
+        ((1, 4), (3, 4)),
+    ]
     with trial.group("other shapes raise ValueError", hint="which two shapes does the task allow?"):
         for one, two in shapes:
             found = _outcome(lambda one=one, two=two: answer(torch.randn(one), torch.randn(two), 0.5))
@@ -336,15 +383,25 @@ def running_variance(trial: Trial, answer: Any) -> None:
                     trial.close(f"mean after {number} batches", stats.mean, seen.mean())
                     trial.close(f"variance after {number} batches", stats.variance(), seen.var(), rtol=1e-8)
                     trial.close("variance asked again", stats.variance(), seen.var(), rtol=1e-8)
+        for case, values in (
+            ("a matrix turned over", torch.randn(4, 5, dtype=torch.float64).mT),
+            ("every third value", torch.randn(30, dtype=torch.float64)[::3]),
+            ("a channel of images", torch.randn(3, 2, 4, 4, dtype=torch.float64)[:, 1]),
+            ("expanded", torch.randn(3, 1, dtype=torch.float64).expand(3, 4)),
+        ):
+            stats = answer()
+            stats.update(values)
+            trial.close(f"variance, {case}", stats.variance(), values.var(), rtol=1e-8)
     with trial.group("the correction, NaN where nothing is left", hint="by what is M divided, and when is that 0?"):
         for n in (1, 2, 3, 8):
             values = torch.randn(n, dtype=torch.float64)
             stats = answer()
             stats.update(values)
             for correction in (0, 1, 2, 3):
-                nan = torch.tensor(math.nan, dtype=torch.float64)
-                want = values.var(correction=correction) if n > correction else nan
-                trial.close(f"{n} values, correction {correction}", stats.variance(correction), want, rtol=1e-8)
+                want = values.var(correction=correction) if n > correction else torch.tensor(math.nan).double()
+                got = stats.variance(correction)
+                got = got.double() if n <= correction and torch.is_tensor(got) else got
+                trial.close(f"{n} values, correction {correction}", got, want, rtol=1e-8)
     with trial.group("nothing seen", hint="what does a state without values say?", see=2):
         stats = answer()
         for number in range(3):
@@ -407,7 +464,8 @@ def running_variance(trial: Trial, answer: Any) -> None:
             wanted = values.mean().clone(), values.var(correction=0)
             leaf = values.clone().requires_grad_()
             stats.update(leaf)
-            graph = [name for name in ("mean", "m2") if getattr(getattr(stats, name, None), "requires_grad", False)]
+            graph = [name for name, held in vars(stats).items() if getattr(held, "requires_grad", False)]
+            graph += [name for name in ("mean",) if stats.mean.requires_grad]
             graph += ["variance"] * stats.variance(0).requires_grad
             trial.equal(f"with a graph, {shape}", graph, [])
             with torch.no_grad():
@@ -515,7 +573,7 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         clip_grad_norm_(theirs, 1e-6)
         _compare_grads(trial, "a norm of 1e-6", mine, theirs, rtol=1e-8, atol=1e-14)
     with trial.group("a tensor, a list, a tuple, a generator", hint="how often may an iterable be walked?"):
-        forms = (list, tuple, iter, lambda ps: (p for p in ps), dict.fromkeys, lambda ps: nn.ParameterList(ps))
+        forms = (list, tuple, iter, lambda ps: (p for p in ps), lambda ps: nn.ParameterList(ps))
         for form in forms:
             mine, theirs = _with_grads((3,), (2, 2)), None
             theirs = _twin(mine)
@@ -543,11 +601,12 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
                 for ps, limit in zip(sets, limits, strict=True)
             ]
             keys = [sorted(group) for group in groups]
-            got = answer(groups, 0.7)
+            p = random.choice((1.0, 2.0, math.inf))
+            got = answer(groups, 0.7, p)
             want = [
-                clip_grad_norm_(ps, 0.7 if limit is None else limit) for ps, limit in zip(twins, limits, strict=True)
+                clip_grad_norm_(ps, 0.7 if limit is None else limit, p) for ps, limit in zip(twins, limits, strict=True)
             ]
-            case = f"max_norm {limits}, otherwise 0.7"
+            case = f"norm_type {p}, max_norm {limits}, otherwise 0.7"
             trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8)
             for place, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
                 _compare_grads(trial, f"group {place}, {case}", ps, qs, rtol=1e-8)
@@ -583,7 +642,7 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
     bad = [(value, place) for value in (math.inf, -math.inf, math.nan) for place in (0, 1)]
 
     def spoilt(value: float, place: int) -> tuple[list[list[nn.Parameter]], list[dict[str, Any]]]:
-        sets = [_with_grads((3,), (2,)) for _ in range(3)]
+        sets = [_with_grads((3,), (2,), None) for _ in range(3)]
         sets[2 * place][place].grad[1] = value
         return sets, [{"params": ps, "max_norm": 0.2 + k} for k, ps in enumerate(sets)]
 
@@ -597,42 +656,55 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
                 for ps, qs in zip(sets, twins, strict=True):
                     _compare_grads(trial, f"{value}", ps, qs, rtol=1e-8)
     sets, groups = spoilt(1.0, 0)
-    with _Operations() as ran:
+    with _Functions() as called, _Operations() as ran:
         answer(groups, 1.0)
         answer(sets[0], 0.1)
-    reads = sum(name in ("_local_scalar_dense", "is_nonzero", "equal", "nonzero") for name in ran.names)
-    trial.equal("keep: no value is read from the device", reads, 0, hint="which line needs a number in Python?", see=3)
+    reads = {"item", "tolist", "numpy", "__array__", "cpu", "_local_scalar_dense", "is_nonzero", "equal", "nonzero"}
+    reads = sorted(reads & {*called.names, *ran.names})
+    hint = "which line needs a number in Python?"
+    trial.equal("keep: no value is read from the device", reads, [], hint=hint, see=3)
+
+    def finite_is_clipped(how: str) -> None:
+        sets, groups = spoilt(0.5, 0)
+        twins = [_twin(ps) for ps in sets]
+        answer(groups, 1.0, nonfinite=how)
+        for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
+            clip_grad_norm_(qs, 0.2 + k)
+            _compare_grads(trial, "all finite", ps, qs, rtol=1e-8)
+
     with trial.group(
         "raise: RuntimeError, all gradients stay", hint="what was done before the bad one was met?", see=2
     ):
         for value, place in bad:
-            sets, groups = spoilt(value, place)
-            twins = [_twin(ps) for ps in sets]
-            trial.equal(f"{value}", _outcome(lambda g=groups: answer(g, 1.0, nonfinite="raise")), "RuntimeError")
-            for ps, qs in zip(sets, twins, strict=True):
-                trial.equal(f"gradients, {value}", _grads(ps), _grads(qs))
-        sets, groups = spoilt(0.5, 0)
-        twins = [_twin(ps) for ps in sets]
-        answer(groups, 1.0, nonfinite="raise")
-        for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
-            clip_grad_norm_(qs, 0.2 + k)
-            _compare_grads(trial, "all finite", ps, qs, rtol=1e-8)
+            for p in (2.0, math.inf):
+                sets, groups = spoilt(value, place)
+                twins = [_twin(ps) for ps in sets]
+                error = _outcome(lambda g=groups, p=p: answer(g, 1.0, p, "raise"))
+                trial.equal(f"{value}", error, "RuntimeError")
+                error = _outcome(lambda g=sets[2 * place], p=p: answer(g, 1.0, p, "raise"))
+                trial.equal(f"{value}, one set", error, "RuntimeError")
+                for ps, qs in zip(sets, twins, strict=True):
+                    trial.equal(f"gradients, {value}", _grads(ps), _grads(qs))
+        finite_is_clipped("raise")
     with trial.group(
         "zero: all gradients of all groups are 0", hint="which groups, and what is 0 times infinity?", see=2
     ):
         for value, place in bad:
-            sets, groups = spoilt(value, place)
-            want = [clip_grad_norm_(_twin(ps), 1.0) for ps in sets]
-            got = answer(groups, 1.0, nonfinite="zero")
-            trial.close(f"norms, {value}", got, torch.stack(want), rtol=1e-8)
-            left = [g for ps in sets for g in _grads(ps)]
-            trial.equal(f"gradients, {value}", [float(g.abs().sum()) for g in left], [0.0] * len(left))
-        sets, groups = spoilt(0.5, 0)
-        twins = [_twin(ps) for ps in sets]
-        answer(groups, 1.0, nonfinite="zero")
-        for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
-            clip_grad_norm_(qs, 0.2 + k)
-            _compare_grads(trial, "all finite", ps, qs, rtol=1e-8)
+            for p in (2.0, 1.0):
+                sets, groups = spoilt(value, place)
+                held = [g for ps in sets for g in _grads(ps)]
+                want = [clip_grad_norm_(_twin(ps), 1.0, p) for ps in sets]
+                got = answer(groups, 1.0, p, "zero")
+                trial.close(f"norms, {value}", got, torch.stack(want), rtol=1e-8)
+                left = [None if g is None else float(g.abs().sum()) for ps in sets for g in _grads(ps)]
+                trial.equal(f"gradients, {value}", left, [None if g is None else 0.0 for g in held])
+                same = [a is b for a, b in zip(held, [g for ps in sets for g in _grads(ps)], strict=True)]
+                trial.equal(f"the same tensors, {value}", same, [True] * len(held))
+                sets, groups = spoilt(value, place)
+                answer(sets[2 * place], 1.0, p, "zero")
+                left = [None if g is None else float(g.abs().sum()) for g in _grads(sets[2 * place])]
+                trial.equal(f"one set, {value}", left, [0.0, 0.0, None])
+        finite_is_clipped("zero")
     found = [_outcome(lambda how=how: answer(_with_grads((3,)), 1.0, 2.0, how)) for how in ("skip", "", "Zero")]
     trial.equal("another nonfinite raises ValueError", found, ["ValueError"] * 3, hint="is it looked at in any case?")
 
@@ -706,6 +778,7 @@ class _Averaged(nn.Module):
         self.norm = nn.BatchNorm1d(3)
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.wide = nn.Parameter(torch.randn(4, dtype=torch.float64))
+        self.tall = nn.Parameter(torch.randn(3, 2))
         self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
         self.register_buffer("flag", torch.tensor(True))
 
@@ -842,7 +915,10 @@ def ema(trial: Trial, answer: Any) -> None:
         for updates in (0, 1, 4):
             model, ema = _followed(answer, updates)
             state = ema.state_dict()
-            trial.equal("keys", sorted(state), ["shadow", "updates"])
+            trial.equal("keys", [key in state for key in ("shadow", "updates")], [True, True])
+            with ema.applied():
+                inside = ema.state_dict()
+            trial.equal("shadow, inside of applied()", dict(inside["shadow"]), _copied(ema.shadow))
             trial.equal("updates", state["updates"], updates)
             trial.equal("shadow", dict(state["shadow"]), _copied(ema.shadow))
             trial.equal("with a graph", [n for n, t in state["shadow"].items() if t.requires_grad], [])
@@ -862,12 +938,14 @@ def ema(trial: Trial, answer: Any) -> None:
         loaded = torch.load(file)
         trial.equal("shadow", dict(loaded["shadow"]), dict(state["shadow"]))
     with trial.group("a resumed run gives the same bits", hint="what does the next update depend on?"):
-        for warmup in (True, False):
+        for warmup, decay in ((True, 0.9), (False, 0.97)):
             for saved_after, before in ((4, 0), (1, 6), (0, 3)):
-                model, ema = _followed(answer, saved_after, warmup=warmup)
+                model, ema = _followed(answer, saved_after, decay, warmup)
                 weights, state = copy.deepcopy(model.state_dict()), ema.state_dict()
-                other, resumed = _followed(answer, before, warmup=warmup)
-                resumed.load_state_dict(state)
+                other, resumed = _followed(answer, before, decay, warmup)
+                turned = dict(reversed(state["shadow"].items()))  # names in another order
+                resumed.load_state_dict({**state, "shadow": turned})
+                trial.equal("decay", resumed.decay, decay)
                 other.load_state_dict(weights)
                 for step in range(4):
                     for m, e in ((model, ema), (other, resumed)):
@@ -909,16 +987,22 @@ def ema(trial: Trial, answer: Any) -> None:
         trial.equal("the model", _copied(model.state_dict()), own)
     item = "other names or shapes raise ValueError with the name, nothing is changed"
     with trial.group(item, hint="what was written before the mismatch was met?", see=3):
-        for kind in ("missing", "left over", "a shape", "a shape that broadcasts", "a 0-d shape"):
+        for kind in ("missing", "left over", "a shape", "a shape that broadcasts", "a 0-d shape", "turned over"):
             model, ema = _followed(answer, 2)
             averages, count = _copied(ema.shadow), ema.updates
             shadow = _copied(_followed(answer, 4)[1].shadow)
-            name = {"left over": "extra.weight", "a 0-d shape": "scale"}.get(kind, "norm.running_var")
+            names = {"left over": "extra.weight", "a 0-d shape": "scale", "turned over": "tall"}
+            name = names.get(kind, "norm.running_var")
             if kind == "missing":
                 del shadow[name]
             else:
-                shape = {"a shape": (2, 5), "a shape that broadcasts": (1,), "a 0-d shape": (1,)}.get(kind, (2,))
-                shadow[name] = torch.ones(shape)
+                shapes = {
+                    "a shape": (2, 5),
+                    "a shape that broadcasts": (1,),
+                    "a 0-d shape": (1,),
+                    "turned over": (2, 3),
+                }
+                shadow[name] = torch.ones(shapes.get(kind, (2,)))
             error = None
             try:
                 ema.load_state_dict({"updates": 4, "shadow": shadow})
