@@ -107,6 +107,14 @@ class TestContrastive:
         same = torch.tensor([True, False, False, True])
         assert lesson.pairwise_loss(a, b, same, margin=1.0).item() == pytest.approx((0 + 0 + 0.0625 + 9) / 4)
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_large_entries_have_a_gradient(self, lesson, dtype):
+        torch.manual_seed(0)
+        z, y = (1e4 * torch.randn(8, 64).sign()).to(dtype), torch.arange(4).repeat(2)
+        losses = [lambda z: lesson.pairwise_loss(*z.chunk(2), y[:4] < 2), lambda z: lesson.triplet_loss(z, y)]
+        losses += [lambda z: lesson.supcon_loss(z, y, 0.01), lambda z: lesson.nt_xent_loss(*z.chunk(2), 0.01)]
+        assert [lesson.nans(loss, z) for loss in losses] == [0, 0, 0, 0]
+
     def test_equal_embeddings_have_a_gradient(self, lesson):
         z = torch.ones(6, 3, requires_grad=True)
         labels = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -194,7 +202,7 @@ class TestMetrics:
 
     def test_the_confusion_matrix_counts(self, lesson):
         torch.manual_seed(4)
-        parts = [lesson.ConfusionMatrix(5, top=(1, 2)) for _ in range(3)]
+        parts = [lesson.ConfusionMatrix(5, top=2) for _ in range(3)]
         logits, y = torch.randn(90, 5), torch.randint(-1, 6, (90,))
         for i in range(0, 90, 10):
             parts[i % 3].update(logits[i : i + 10], y[i : i + 10])
@@ -207,6 +215,11 @@ class TestMetrics:
         assert torch.equal(parts[0].counts, want)
         top2 = sum(int(y[i] in logits[i].topk(2).indices) for i in known) / len(known)
         assert parts[0].accuracy(2) == pytest.approx(top2, rel=1e-6)
+        with pytest.raises(ValueError, match="best 2"):
+            parts[0].accuracy(3)
+        two = lesson.ConfusionMatrix(2)
+        two.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+        assert (two.accuracy(), two.accuracy(2)) == (0.0, 1.0)
         assert torch.allclose(parts[0].recall(), want.diagonal() / want.sum(1))
         assert torch.allclose(parts[0].precision(), want.diagonal() / want.sum(0))
 
@@ -256,6 +269,15 @@ class TestShadow:
             want = net.state_dict()[name] if "num_batches" in name else state[name]
             assert torch.equal(mine, want), name
         assert "2.weight" not in ours.shadow
+
+    def test_the_first_update_forgets_the_start(self, lesson):
+        net = nn.Linear(2, 2)
+        with torch.no_grad():
+            net.weight.fill_(float("nan"))
+        average = lesson.EMA(net, 0.9)
+        nn.init.ones_(net.weight)
+        average.update()
+        assert torch.equal(average.shadow["weight"], torch.ones(2, 2))
 
     def test_frozen_parameters_are_not_followed(self, lesson):
         net = self.net()

@@ -1667,7 +1667,8 @@ PROMISES_EMA = [
     ),
     ("Afterwards both work again.", "afterwards both work again", "inside after an exception"),
     (
-        'gives a dictionary with the keys `"updates"`, an `int`, and `"shadow"`, a dictionary from names to tensors',
+        'gives, inside too, a dictionary with the keys `"updates"`, an `int`, and `"shadow"`, a '
+        "dictionary from names to tensors",
         _GIVES,
         "updates as a tensor",
     ),
