@@ -486,6 +486,7 @@ _LOOP, _FINITE = (
     "low temperatures and large entries: the loss of float64, finite gradients",
 )
 PROMISES_NTXENT = [
+    ("gradients reach both inputs", "gradients in each format", "no gradient in half precision"),
     ("the mean of $\\ell_i$ over all $2N$ views", _LOOP, "one side only"),
     ("row $i$ of both comes from the same image", _LOOP, "neighbours as partners"),
     (
