@@ -1,0 +1,285 @@
+"""What 15-04 builds: losses, metrics, clipping and averages, against PyTorch's own and definitions by brute force."""
+
+import ast
+import itertools
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from check_protocol import MODULE
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torchvision.ops import sigmoid_focal_loss
+
+from course.answers import answers, definitions
+
+CELLS = """
+    log-probabilities focal-loss extremes reliability calibration-error pairwise-loss distance-pitfall triplet-loss
+    supcon-loss running-mean confusion-matrix clip-value shadow
+"""
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    names = definitions("15-04", "device", "helpers", *CELLS.split())
+    names.update(answers("15-04", given=names))
+    names["Smoothed"] = _class("smoothed", "Smoothed", names)
+    return SimpleNamespace(**names)
+
+
+def _class(cell, name, names):
+    """One class of a cell whose other lines need what the notebook has trained."""
+    (path,) = MODULE.glob("15-04_*.ipynb")
+    cells = {c["id"]: "".join(c["source"]) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+    (node,) = [n for n in ast.parse(cells[cell]).body if isinstance(n, ast.ClassDef) and n.name == name]
+    namespace = dict(names)
+    exec(compile(ast.Module([node], []), cell, "exec"), namespace)
+    return namespace[name]
+
+
+def test_the_issues_names_can_be_imported(lesson):
+    losses = ["focal_loss", "label_smoothing_cross_entropy", "triplet_loss", "nt_xent_loss", "supcon_loss"]
+    for name in [*losses, "RunningMean", "ConfusionMatrix", "clip_grad_norm", "clip_grad_value", "EMA"]:
+        assert callable(getattr(lesson, name))
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (5, 7), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_log_probabilities(lesson, shape, dtype):
+    torch.manual_seed(0)
+    z = (30 * torch.randn(shape)).to(dtype)
+    tolerance = {torch.float16: 2e-2, torch.bfloat16: 1e-1}.get(dtype, 1e-5)
+    assert torch.allclose(lesson.log_probabilities(z).double(), z.double().log_softmax(1), rtol=tolerance, atol=0.3)
+
+
+class TestFocal:
+    @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 3.5])
+    @pytest.mark.parametrize("alpha", [None, 0.0, 0.25, 0.9])
+    @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+    def test_it_is_torchvisions(self, lesson, gamma, alpha, reduction):
+        torch.manual_seed(1)
+        z = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+        y = (torch.rand(4, 3, 2) < 0.4).double()
+        found = []
+        for loss, none in ((lesson.focal_loss, None), (sigmoid_focal_loss, -1)):
+            value = loss(z, y, alpha=none if alpha is None else alpha, gamma=gamma, reduction=reduction)
+            found.append((value, torch.autograd.grad(value.sum(), z)[0]))
+        assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+
+    @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("size", [0.0, 20.0, 1e4, 6e4])
+    def test_no_nan(self, lesson, gamma, dtype, size):
+        z = torch.tensor([size, -size], dtype=dtype)
+        for y in (torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)):
+            assert lesson.nans(lambda z, y=y: lesson.focal_loss(z, y, gamma=gamma), z) == 0
+
+
+class TestCalibration:
+    def test_bins_by_brute_force(self, lesson):
+        torch.manual_seed(2)
+        logits, y = 2 * torch.randn(200, 4), torch.randint(4, (200,))
+        table = lesson.reliability(logits, y, bins=7)
+        p, k = logits.softmax(1).max(1)
+        error = 0.0
+        for b in range(7):
+            rows = [i for i in range(200) if min(int(p[i] * 7), 6) == b]
+            assert table[b, 0] == len(rows)
+            if rows:
+                confidence = sum(p[i].item() for i in rows) / len(rows)
+                right = sum(float(k[i] == y[i]) for i in rows) / len(rows)
+                assert table[b, 1].item() == pytest.approx(confidence, rel=1e-5)
+                assert table[b, 2].item() == pytest.approx(right, rel=1e-5)
+                error += len(rows) / 200 * abs(confidence - right)
+        assert lesson.calibration_error(table) == pytest.approx(error, rel=1e-5)
+
+    def test_a_confidence_of_one_has_a_bin(self, lesson):
+        table = lesson.reliability(torch.tensor([[100.0, 0.0]]), torch.tensor([0]))
+        assert table[-1].tolist() == [1.0, 1.0, 1.0]
+
+
+class TestContrastive:
+    def test_pairs_at_and_beside_the_margin(self, lesson):
+        a, b = torch.zeros(4, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.75], [3.0, 0.0]])
+        same = torch.tensor([True, False, False, True])
+        assert lesson.pairwise_loss(a, b, same, margin=1.0).item() == pytest.approx((0 + 0 + 0.0625 + 9) / 4)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_large_entries_have_a_gradient(self, lesson, dtype):
+        torch.manual_seed(0)
+        z, y = (1e4 * torch.randn(8, 64).sign()).to(dtype), torch.arange(4).repeat(2)
+        losses = [lambda z: lesson.pairwise_loss(*z.chunk(2), y[:4] < 2), lambda z: lesson.triplet_loss(z, y)]
+        losses += [lambda z: lesson.supcon_loss(z, y, 0.01), lambda z: lesson.nt_xent_loss(*z.chunk(2), 0.01)]
+        assert [lesson.nans(loss, z) for loss in losses] == [0, 0, 0, 0]
+
+    def test_equal_embeddings_have_a_gradient(self, lesson):
+        z = torch.ones(6, 3, requires_grad=True)
+        labels = torch.tensor([0, 0, 1, 1, 2, 2])
+        for loss in (
+            lesson.pairwise_loss(z, z.detach(), labels > 0),
+            *(lesson.triplet_loss(z, labels, mining=m) for m in ("all", "semi-hard", "hard")),
+            lesson.supcon_loss(z, labels),
+            lesson.nt_xent_loss(*z.chunk(2)),
+        ):
+            (gradient,) = torch.autograd.grad(loss, z)
+            assert bool(gradient.isfinite().all())
+
+    @pytest.mark.parametrize("mining", ["all", "semi-hard", "hard"])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_triplets_by_brute_force(self, lesson, mining, seed):
+        torch.manual_seed(seed)
+        z, y = torch.randn(9, 3, dtype=torch.float64), torch.randint(3, (9,))
+        d = [[math.dist(a, b) for b in z.tolist()] for a in z.tolist()]
+        losses = []
+        for a in range(9):
+            positives = [p for p in range(9) if p != a and y[p] == y[a]]
+            negatives = [n for n in range(9) if y[n] != y[a]]
+            pairs = list(itertools.product(positives, negatives))
+            if mining == "hard":
+                pairs = [max(pairs, key=lambda pn, a=a: d[a][pn[0]] - d[a][pn[1]])] if pairs else []
+            for p, n in pairs:
+                gap = d[a][p] - d[a][n] + 0.4
+                if mining != "semi-hard" or 0 < gap < 0.4:
+                    losses.append(max(0.0, gap))
+        want = sum(losses) / len(losses) if losses else 0.0
+        assert lesson.triplet_loss(z, y, 0.4, mining).item() == pytest.approx(want, rel=1e-9)
+
+    def test_one_class_has_no_triplets_and_single_images_no_positives(self, lesson):
+        z = torch.randn(4, 2, requires_grad=True)
+        for mining in ("all", "semi-hard", "hard"):
+            for labels in (torch.zeros(4), torch.arange(4)):
+                loss = lesson.triplet_loss(z, labels, mining=mining)
+                loss.backward()
+                assert loss.item() == 0.0
+        assert lesson.supcon_loss(z, torch.arange(4)).item() == 0.0
+        assert bool(z.grad.isfinite().all())
+
+    @pytest.mark.parametrize("tau", [0.05, 1.0])
+    def test_supcon_by_brute_force(self, lesson, tau):
+        torch.manual_seed(3)
+        z, y = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
+        rows = F.normalize(z, dim=1)
+        found = []
+        for i in range(8):
+            others = [k for k in range(8) if k != i]
+            log_p = (rows[others] @ rows[i] / tau).log_softmax(0)
+            peers = [log_p[others.index(k)] for k in others if y[k] == y[i]]
+            if peers:
+                found.append(-sum(peers) / len(peers))
+        assert torch.allclose(lesson.supcon_loss(z, y, tau), sum(found) / len(found))
+
+
+class TestMetrics:
+    @pytest.mark.parametrize("kind", [float, torch.float32, torch.float64, torch.bfloat16])
+    def test_a_running_mean_is_weighted(self, lesson, kind):
+        mean = lesson.RunningMean()
+        assert math.isnan(mean.compute())
+        for value, count in ((1.0, 3), (5.0, 1), (-2.0, 4)):
+            mean.update(value if kind is float else torch.tensor(value, dtype=kind), count)
+        assert float(mean.compute()) == 0.0
+        assert mean.count == 8
+
+    def test_it_keeps_no_graph_and_what_rounding_loses(self, lesson):
+        mean = lesson.RunningMean()
+        mean.update(torch.tensor(1e8, requires_grad=True))
+        for _ in range(1000):
+            mean.update(torch.tensor(1.0))
+        assert not mean.compute().requires_grad
+        assert (mean.total + mean.lost).double() != 1e8
+        exact = float(mean.total.double() + mean.lost.double())
+        assert exact == 100_001_000.0
+
+    def test_smoothing_is_a_weighted_mean(self, lesson):
+        smooth, seen = lesson.Smoothed(0.8), []
+        for x in (3.0, -1.0, 4.0, 1.5):
+            got = smooth.update(x)
+            seen.append(x)
+            weights = [0.8 ** (len(seen) - 1 - i) for i in range(len(seen))]
+            assert got == pytest.approx(sum(w * v for w, v in zip(weights, seen, strict=True)) / sum(weights))
+
+    def test_the_confusion_matrix_counts(self, lesson):
+        torch.manual_seed(4)
+        parts = [lesson.ConfusionMatrix(5, top=2) for _ in range(3)]
+        logits, y = torch.randn(90, 5), torch.randint(-1, 6, (90,))
+        for i in range(0, 90, 10):
+            parts[i % 3].update(logits[i : i + 10], y[i : i + 10])
+        for other in parts[1:]:
+            parts[0].merge(other)
+        want = torch.zeros(5, 5, dtype=torch.int64)
+        known = [i for i in range(90) if 0 <= y[i] < 5]
+        for i in known:
+            want[y[i], logits[i].argmax()] += 1
+        assert torch.equal(parts[0].counts, want)
+        top2 = sum(int(y[i] in logits[i].topk(2).indices) for i in known) / len(known)
+        assert parts[0].accuracy(2) == pytest.approx(top2, rel=1e-6)
+        with pytest.raises(ValueError, match="best 2"):
+            parts[0].accuracy(3)
+        two = lesson.ConfusionMatrix(2)
+        two.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+        assert (two.accuracy(), two.accuracy(2)) == (0.0, 1.0)
+        assert torch.allclose(parts[0].recall(), want.diagonal() / want.sum(1))
+        assert torch.allclose(parts[0].precision(), want.diagonal() / want.sum(0))
+
+
+def test_clip_by_value(lesson):
+    ours = [nn.Parameter(torch.zeros(n)) for n in (3, 1, 5)]
+    lesson.clip_grad_value(ours, 0.1)
+    for p in ours[:2]:
+        p.grad = torch.randn(len(p))
+    want = [p.grad.clamp(-0.3, 0.3) for p in ours[:2]]
+    lesson.clip_grad_value((p for p in ours), 0.3)
+    assert all(torch.equal(p.grad, w) for p, w in zip(ours[:2], want, strict=True))
+    assert ours[2].grad is None
+
+
+class TestShadow:
+    def net(self):
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        net[2].weight = net[0].weight
+        return net
+
+    def step(self, net):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn_like(p))
+        net(torch.randn(7, 3))
+
+    @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99, 1.0])
+    @pytest.mark.parametrize("warmup", [True, False])
+    def test_it_is_averaged_model(self, lesson, decay, warmup):
+        torch.manual_seed(5)
+        net = self.net()
+        ours = lesson.EMA(net, decay, warmup)
+
+        def average(mine, theirs, seen):
+            if mine[0].is_floating_point():
+                early = (1 + int(seen)) / (10 + int(seen)) if warmup else 1.0
+                get_ema_multi_avg_fn(min(decay, early))(mine, theirs, seen)
+
+        theirs = AveragedModel(net, multi_avg_fn=average, use_buffers=True)
+        for _ in range(12):
+            self.step(net)
+            ours.update()
+            theirs.update_parameters(net)
+        state = theirs.module.state_dict()
+        for name, mine in ours.shadow.items():
+            want = net.state_dict()[name] if "num_batches" in name else state[name]
+            assert torch.equal(mine, want), name
+        assert "2.weight" not in ours.shadow
+
+    def test_the_first_update_forgets_the_start(self, lesson):
+        net = nn.Linear(2, 2)
+        with torch.no_grad():
+            net.weight.fill_(float("nan"))
+        average = lesson.EMA(net, 0.9)
+        nn.init.ones_(net.weight)
+        average.update()
+        assert torch.equal(average.shadow["weight"], torch.ones(2, 2))
+
+    def test_frozen_parameters_are_not_followed(self, lesson):
+        net = self.net()
+        net[2].bias.requires_grad_(False)
+        assert "2.bias" not in lesson.EMA(net).shadow
