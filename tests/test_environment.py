@@ -208,8 +208,9 @@ def test_an_interrupted_program_may_clean_up(tmp_path):
         "finally:\n    time.sleep(1)\n    pathlib.Path('cleaned').touch()\n"
     )
     code = f"""
-        import os, sys
+        import os, signal, sys
         from course import environment
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs beside it
         environment.ROOT = {str(tmp_path)!r}
         environment.run([sys.executable, "work.py"], os.open(os.devnull, os.O_RDONLY))
     """
