@@ -1,14 +1,14 @@
 """The checks of 15-03 accept right answers, however written, and reject what a student might really write."""
 
 import copy
-import json
 import re
 import time
 from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
-from check_protocol import MODULE, CheckProtocol
+from answer_variants import variants
+from check_protocol import CheckProtocol
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
@@ -21,8 +21,6 @@ CELLS = "mini-module flops-of groups-wrong assert-partition norm-linear rule rem
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
-(PATH,) = MODULE.glob("15-03_*.ipynb")
-SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
 NAMES = {
     "registration": "CarefulModule",
     "summary": "summarize",
@@ -30,17 +28,7 @@ NAMES = {
     "lazy": "LazyNormLinear",
     "surgery": "convert",
 }
-
-
-def variant(slug, *changes):
-    """The notebook's own answer with pieces of its text replaced."""
-    source = SOURCES[f"ex-{slug}"]
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    namespace = dict(GIVEN)
-    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
-    return namespace[NAMES[slug]]
+variant = variants("15-03", NAMES, GIVEN)
 
 
 # ---------------------------------------------------------------- registration

@@ -1,13 +1,13 @@
 """The checks of 15-04 accept right answers, however written, and reject what a student might really write."""
 
 import copy
-import json
 import math
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from check_protocol import MODULE, CheckProtocol
+from answer_variants import variants
+from check_protocol import CheckProtocol
 from torch import nn
 
 from course.answers import answers, definitions
@@ -17,8 +17,6 @@ from shared.checks import topic_15_04 as check
 GIVEN = definitions("15-04", "log-probabilities", "shadow")
 ANSWERS = answers("15-04", given=GIVEN)
 STUBS = answers("15-04", edit=student_source, given=GIVEN)
-(PATH,) = MODULE.glob("15-04_*.ipynb")
-SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
 NAMES = {
     "smoothing": "label_smoothing_cross_entropy",
     "ntxent": "nt_xent_loss",
@@ -26,17 +24,7 @@ NAMES = {
     "clip": "clip_grad_norm",
     "ema": "EMA",
 }
-
-
-def variant(slug, *changes):
-    """The notebook's own answer with pieces of its text replaced."""
-    source = SOURCES[f"ex-{slug}"]
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    namespace = dict(GIVEN)
-    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
-    return namespace[NAMES[slug]]
+variant = variants("15-04", NAMES, GIVEN)
 
 
 # ---------------------------------------------------------------- smoothing

@@ -2,12 +2,12 @@
 # ruff: noqa: E501 (tables of cases, a case a line)
 
 import copy
-import json
 import operator
 
 import torch
 import torch.nn.functional as F
-from check_protocol import MODULE, CheckProtocol
+from answer_variants import variants
+from check_protocol import CheckProtocol
 from torch import fx, nn
 
 from course.answers import answers, definitions
@@ -18,8 +18,6 @@ CELLS = "effect fusion-arguments norm-values conv-values call-again to-grid fake
 GIVEN = definitions("15-06", *CELLS.split())
 ANSWERS = answers("15-06", given=GIVEN)
 STUBS = answers("15-06", edit=student_source, given=GIVEN)
-(PATH,) = MODULE.glob("15-06_*.ipynb")
-SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
 NAMES = {
     "replace": "replace_relu",
     "flops": "count_flops",
@@ -28,17 +26,7 @@ NAMES = {
     "insert": "insert_fake_quant",
     "backend": "PassBackend",
 }
-
-
-def variant(slug, *changes):
-    """The notebook's own answer with pieces of its text replaced."""
-    source = SOURCES[f"ex-{slug}"]
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    namespace = dict(GIVEN)
-    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
-    return namespace[NAMES[slug]]
+variant = variants("15-06", NAMES, GIVEN)
 
 
 class Wrapped(nn.Module):

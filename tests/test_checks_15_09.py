@@ -1,11 +1,11 @@
 """The checks of 15-09 accept any mend that behaves, and reject what a student might really write."""
 
-import json
 import re
 
 import torch
 import torch.nn.functional as F
-from check_protocol import MODULE, CheckProtocol
+from answer_variants import sources, variants
+from check_protocol import CheckProtocol
 from torch import nn
 
 from course.answers import answers, definitions
@@ -15,8 +15,7 @@ from shared.checks import topic_15_09 as check
 GIVEN = definitions("15-09", "patient")
 ANSWERS = answers("15-09", given=GIVEN)
 STUBS = answers("15-09", edit=student_source, given=GIVEN)
-(PATH,) = MODULE.glob("15-09_*.ipynb")
-SOURCES = {c["id"]: "".join(c["source"]) for c in json.loads(PATH.read_text(encoding="utf-8"))["cells"]}
+SOURCES = sources("15-09")
 NAMES = {
     "contrast": "contrast",
     "function": "SoftClip",
@@ -25,17 +24,7 @@ NAMES = {
     "growth": "GROWTH",
     "pair": "train_9",
 }
-
-
-def variant(slug, *changes):
-    """The notebook's own answer with pieces of its text replaced."""
-    source = SOURCES[f"ex-{slug}"]
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    namespace = dict(ANSWERS)
-    exec(compile(source, slug, "exec", dont_inherit=True), namespace)
-    return namespace[NAMES[slug]]
+variant = variants("15-09", NAMES, ANSWERS)
 
 
 def broken(cell, name):

@@ -1,0 +1,32 @@
+"""Wrong answers made of the notebook's own: pieces of its text are replaced."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from check_protocol import MODULE
+
+
+def sources(number: str) -> dict[str, str]:
+    """The cells of a topic's notebook: id → source."""
+    (path,) = MODULE.glob(f"{number}_*.ipynb")
+    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+
+
+def variants(number: str, names: Mapping[str, str], given: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function `variant(slug, (old, new), ...)`: the answer cell `ex-slug` with each `old` text replaced, run.
+
+    `names` maps slugs to the name that the cell defines; `given` are names that it uses.
+    """
+    cells = sources(number)
+
+    def variant(slug: str, *changes: tuple[str, str]) -> Any:
+        source = cells[f"ex-{slug}"]
+        for old, new in changes:
+            assert old in source, old
+            source = source.replace(old, new)
+        namespace = dict(given)
+        exec(compile(source, slug, "exec", dont_inherit=True), namespace)
+        return namespace[names[slug]]
+
+    return variant
