@@ -23,7 +23,7 @@ from course.selection import Selected, SelectionError, select
 
 TAKES_EXTRA_ARGUMENTS = True
 WORKERS = 2
-WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so one worker more
+WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
 # pytest's options whose value is the next argument
 TAKE_A_VALUE = {
@@ -88,7 +88,8 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
     arguments = list(NBVAL)
     if importlib.util.find_spec("xdist"):
         # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
-        arguments += ["-n", str(WORKERS + (WITHOUT_NOTEBOOKS in extra)), "--dist", "loadfile"]
+        together = [str(WORKERS), "--dist", "loadfile"]
+        arguments += ["-n", *([str(2 * WORKERS), "--dist", "worksteal"] if WITHOUT_NOTEBOOKS in extra else together)]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:
