@@ -11,9 +11,6 @@ from course.rules.page import (
     first_line,
     named_topics,
     rule,
-    table_text,
-    unfolded,
-    without_code,
 )
 
 TAGS = ("nbval-check-output", "optional", "hide-input")
@@ -144,20 +141,16 @@ def title(page: Page) -> Iterator[Complaint]:
     found = [text for level, text in cell.headings if level == 1]
     if found != [wanted]:
         yield "title", f"must have the one H1 '# {wanted}', as in syllabus.toml; found {found or 'none'}"
-    if not re.sub(r"^#.*$", "", cell.source, flags=re.MULTILINE).strip():
+    if not cell.text.has_paragraph:
         yield "title", "lacks the opening paragraph: which question does the notebook answer, and why does it matter"
 
 
 @rule("glance")
 def glance(page: Page) -> Iterator[Complaint]:
     cell = page.by_id.get("glance")
-    if cell is None:
+    if cell is None or cell.kind != "markdown":
         return  # the rule "cell-ids" says so
-    rows: dict[str, str] = {}
-    for line in cell.source.splitlines():
-        columns = [table_text(part) for part in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
-        if len(columns) == 2:
-            rows[columns[0]] = columns[1]
+    rows = {columns[0]: columns[1] for columns in cell.text.rows if len(columns) == 2}
     missing = [name for name in GLANCE_ROWS if not rows.get(name)]
     if missing:
         yield "glance", f"lacks the row {', '.join(missing)}, or it is empty; rows are {', '.join(GLANCE_ROWS)}"
@@ -212,17 +205,17 @@ def headings(page: Page) -> Iterator[Complaint]:
 
 @rule("objectives", not_for=("draft",))
 def objectives(page: Page) -> Iterator[Complaint]:
-    text = "\n".join(cell.source for cell in page.markdown if cell.section == "Learning objectives")
-    count = len(re.findall(r"^(?:[-*+]|\d+[.)])\s+\S", text, re.MULTILINE))
+    count = sum(cell.text.items for cell in page.markdown if cell.section == "Learning objectives")
     if not 4 <= count <= 6:
         yield "objectives", f"lists {count} learning objectives; give 4 to 6, one list item each"
 
 
 @rule("self-assessment", not_for=("draft",))
 def self_assessment(page: Page) -> Iterator[Complaint]:
-    text = "\n".join(without_code(cell.source) for cell in page.markdown if cell.section == "Self-assessment")
-    questions = re.findall(r"^(?:#{3,6}\s+)?(?:\*\*)?(?:Q|Question\s+)?\d+[.):]", unfolded(text), re.MULTILINE)
-    answers = re.findall(r"<details\b", text)
+    texts = [cell.text for cell in page.markdown if cell.section == "Self-assessment"]
+    unfolded = "\n".join(text.text(folded=False) for text in texts)
+    questions = re.findall(r"^(?:Q|Question\s+)?\d+[.):]", unfolded, re.MULTILINE)
+    answers = re.findall(r"<details\b", "\n".join(text.text(tags=True) for text in texts))
     if not 5 <= len(questions) <= 8:
         yield "self-assessment", f"has {len(questions)} questions; number 5 to 8 of them: 1., 2., …"
     if len(answers) != len(questions):
@@ -236,7 +229,7 @@ def self_assessment(page: Page) -> Iterator[Complaint]:
 @rule("folds")
 def folds(page: Page) -> Iterator[Complaint]:
     for cell in page.markdown:
-        text = without_code(cell.source)
+        text = cell.text.text(tags=True)
         opened, closed = len(re.findall(r"<details\b", text)), text.count("</details>")
         if opened != closed or opened > text.count("<summary>"):
             yield cell.id, f"opens {opened} <details> and closes {closed}; each needs a <summary> and a </details>"

@@ -1,15 +1,15 @@
-"""A notebook as the rules see it, the table of rules, and what they need to read Markdown."""
+"""A notebook as the rules see it, and the table of rules."""
 
 from __future__ import annotations
 
 import ast
-import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from course.rules.markdown import Markdown
 from course.syllabus import Module, Topic
 
 Complaint = tuple[str, str]  # (cell id or "-", message)
@@ -82,12 +82,14 @@ class Cell:
         return [ast.unparse(node.func) for node in self.nodes if isinstance(node, ast.Call)]
 
     @cached_property
+    def text(self) -> Markdown:
+        """What a Markdown cell says; empty for a code cell."""
+        return Markdown(self.source if self.kind == "markdown" else "")
+
+    @property
     def headings(self) -> list[tuple[int, str]]:
-        """(level, text) of each Markdown heading outside fenced code."""
-        if self.kind != "markdown":
-            return []
-        found = re.findall(r"^(#{1,6})[ \t]+(.+?)[ \t]*#*$", without_fences(self.source), re.MULTILINE)
-        return [(len(signs), text) for signs, text in found]
+        """(level, text) of each heading of a Markdown cell."""
+        return self.text.headings
 
     @cached_property
     def texts(self) -> list[str]:
@@ -171,38 +173,6 @@ def named_topics(text: str) -> set[str]:
 def joined(value: str | list[str]) -> str:
     """A text that a notebook file may hold as a list of lines."""
     return value if isinstance(value, str) else "".join(value)
-
-
-def without_fences(text: str) -> str:
-    """Markdown without fenced code."""
-    return re.sub(r"^[ \t]*(```+|~~~+).*?(?:^[ \t]*\1[ \t]*$|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def without_code(text: str, code: str = "") -> str:
-    """Markdown without fenced code; inline code becomes `code`."""
-    return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", code, without_fences(text), flags=re.DOTALL)
-
-
-def unfolded(text: str) -> str:
-    """Markdown without its <details> parts."""
-    return re.sub(r"<details.*?(?:</details>|\Z)", "", text, flags=re.DOTALL)
-
-
-def prose_of(text: str, code: str = "") -> str:
-    """Markdown without fenced code, comments, HTML tags, link targets and formulas; inline code becomes `code`."""
-    text = without_code(text, code)
-    text = re.sub(r"<!--.*?-->", " ", text, flags=re.DOTALL)
-    text = re.sub(r"</?[A-Za-z][^>]*>", " ", text)
-    text = re.sub(r"\$\$.+?\$\$|(?<!\\)\$(?!\s)[^$\n]+\$", " formula ", text, flags=re.DOTALL)
-    text = re.sub(r"!\[([^\]]*)\]", r"[\1]", text)
-    return re.sub(r"\]\([^)]*\)", "]", text)
-
-
-def table_text(text: str) -> str:
-    """A table cell as a reader sees it: links, emphasis, code marks, escapes and entities resolved."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"\\([^\w\s])", r"\1", text)
-    return html.unescape(re.sub(r"\*\*|`", "", text)).strip()
 
 
 def first_line(text: str, width: int = 90) -> str:

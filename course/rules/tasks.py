@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from course import exercises
 from course.rules.form import CLOSING, OPENING
-from course.rules.page import Cell, Complaint, Page, rule, unfolded, without_code
+from course.rules.page import Cell, Complaint, Page, rule
 
 POINTS = 100
 TESTED_IN = ("CHECKS", "RIGHT", "WRONG", "PROMISES")  # tables of a topic's CheckProtocol
@@ -68,11 +68,10 @@ def exercise_hints(page: Page) -> Iterator[Complaint]:
         task = cells.get("task")
         if task is None:
             continue
-        text = without_code(task.source)
-        summaries = re.findall(r"<summary>\s*(.*?)\s*</summary>", text, re.DOTALL)
+        summaries = re.findall(r"<summary>\s*(.*?)\s*</summary>", task.text.text(tags=True), re.DOTALL)
         if not summaries:
             yield task.id, "has no folded hint; add <details><summary>Hint 1: in a few words</summary> … </details>"
-        elif re.search(r"^\W*hints?\b", unfolded(text), re.IGNORECASE | re.MULTILINE):
+        elif re.search(r"^\W*hints?\b", task.text.text(folded=False), re.IGNORECASE | re.MULTILINE):
             yield task.id, "has a hint in the open; put it inside <details>"
         for place, summary in enumerate(summaries, start=1):
             if not re.match(rf"Hint {place}: \S", summary):

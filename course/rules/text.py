@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from course.rules.page import Complaint, Page, named_topics, prose_of, rule, without_code
+from course.rules.page import Complaint, Page, named_topics, rule
 
 MIN_WORDS, MAX_WORDS = 2000, 4500
 
@@ -15,12 +15,11 @@ _MACHINE_PATH = re.compile(
     r"|(?<![\w.])/[\w./-]*/site-packages/"
     r"|(?<!\w)[A-Za-z]:\\+Users\\"
 )
-_LINK = re.compile(r"\[([^\]]*)\]\(<?([^)\s>]+)>?[^)]*\)")
 
 
 @rule("words", not_for=("draft", "first edition"))
 def words(page: Page) -> Iterator[Complaint]:
-    count = sum(len(re.findall(r"\w[\w'’-]*", prose_of(cell.source, code=" code "))) for cell in page.markdown)
+    count = sum(len(re.findall(r"\w[\w'’-]*", cell.text.text(code=" code "))) for cell in page.markdown)
     if not MIN_WORDS <= count <= MAX_WORDS:
         yield "-", f"has {count:,} words of prose; CONTRIBUTING.md asks for {MIN_WORDS:,} to {MAX_WORDS:,}"
 
@@ -28,7 +27,7 @@ def words(page: Page) -> Iterator[Complaint]:
 @rule("prose")
 def prose(page: Page) -> Iterator[Complaint]:
     for cell in page.markdown:
-        text = prose_of(cell.source)
+        text = cell.text.text()
         shout = re.search(r"[^\n]{0,30}!", text)
         if shout:
             yield cell.id, f"has an exclamation mark in {shout[0].strip()!r}; end the sentence with a full stop"
@@ -60,7 +59,7 @@ def placeholders(page: Page) -> Iterator[Complaint]:
     for cell in page.cells:
         found = re.search(r"\bTODO\b", cell.source)
         if cell.kind == "markdown":
-            found = re.search(r"What belongs here|\{\{\w+\}\}", prose_of(cell.source)) or found
+            found = re.search(r"What belongs here|\{\{\w+\}\}", cell.text.text()) or found
         if found:
             yield cell.id, f"still holds {found[0]!r}; fill the place in, or remove it"
 
@@ -69,7 +68,7 @@ def placeholders(page: Page) -> Iterator[Complaint]:
 def links(page: Page) -> Iterator[Complaint]:
     folder = page.root / page.module.folder
     for cell in page.markdown:
-        for text, target in _LINK.findall(without_code(cell.source)):
+        for text, target in cell.text.links:
             file = target.partition("#")[0]
             if not file or re.match(r"[a-z][a-z+.-]*:", file) or (folder / unquote(file)).exists():
                 continue
