@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint mutate clean
+.PHONY: help setup run test lab workbook data lint mutate new exercise clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -33,6 +33,12 @@ lint:
 
 mutate:
 	@$(PYTHON) -m course mutate $(ARGS)
+
+new:
+	@$(PYTHON) -m course new $(ARGS)
+
+exercise:
+	@$(PYTHON) -m course exercise $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

@@ -37,8 +37,10 @@ def usage() -> str:
         "",
         "  COURSE_ENV=current       use this Python and what it has, install nothing",
         "  COURSE_TORCH_INDEX=URL   take torch and torchvision from that index (smaller CPU-only wheels, another CUDA)",
-        "  COURSE_DATA=sample|full  which data the notebooks use",
-        "  COURSE_DEVICE=cpu|cuda|cuda:N|mps",
+        "  COURSE_DATA=sample|full|auto       which data the notebooks use",
+        "  COURSE_DATA_DIR=FOLDER             where the full data sets are, or go",
+        "  COURSE_DATA_MIRROR=URL|FOLDER      where they are looked for first",
+        "  COURSE_DEVICE=cpu|cuda|cuda:N|mps  the device of the notebooks; default: the best there is",
     ]
     return "\n".join(lines)
 

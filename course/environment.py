@@ -369,8 +369,12 @@ def hand_over(python: Path, arguments: list[str]) -> int:
     sys.stderr.flush()
     if CAN_EXEC:
         os.execv(command[0], command)
-    process = subprocess.Popen(command)
-    while True:  # Ctrl-C reaches the child as well, and the child decides
+    return end_of(subprocess.Popen(command))
+
+
+def end_of(process: subprocess.Popen) -> int:
+    """Wait for a program in the foreground; returns its exit status. Ctrl-C reaches it as well, and it decides."""
+    while True:
         try:
             return process.wait()
         except KeyboardInterrupt:

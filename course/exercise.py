@@ -35,9 +35,8 @@ from course.syllabus import Syllabus, SyllabusError, Topic, load
 END_OF_SECTIONS = {"TEMPLATE_ALGORITHM.ipynb": "self-assessment", "TEMPLATE_CAPSTONE.ipynb": "integration-test"}
 TEMPLATE_IMPORT = "from shared.checks import template as check"
 EXAMPLE = ("ex-mae-task", "ex-mae", "ex-mae-check")
-TABLES = ("CHECKS", "RIGHT", "WRONG", "PROMISES", "CONTEXT")
 # rules on what the draft lacks by its nature, and on files that are not written when the notebook is looked at
-NOT_YET = ("exercise-checks", "exercise-tests", "exercise-placeholders", "placeholders")
+NOT_YET = ("exercise-checks", "exercise-tests", "exercise-placeholders", "placeholders", "executed")
 
 TASK = """\
 ### {heading}
@@ -169,10 +168,10 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0 when the exercise was added, 1 with a message when not."""
     try:
         syllabus = load()
-        (selected,) = select([args.topic], syllabus)
-        if selected.topic is None:
+        named = select([args.topic], syllabus)
+        if len(named) != 1 or named[0].topic is None:
             raise ExerciseError(f"{args.topic} is no topic of syllabus.toml")
-        topic = syllabus.topics[selected.topic]
+        topic = syllabus.topics[named[0].topic]
         wish = Wish(args.slug, args.title, args.points, args.minutes, args.after)
         written = add(wish, topic, syllabus)
     except (ExerciseError, SelectionError, SyllabusError) as error:
@@ -180,7 +179,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     for path in written:
         print(f"wrote {path.relative_to(ROOT).as_posix()}")
-    print("Fill in what says TODO. Then:")
+    print("Fill in what says TODO; until then, lint says what is missing. Then:")
     print(f"  python -m course run {topic.number} --save")
     print(f"  python -m course test {written[-1].relative_to(ROOT).as_posix()} --runxfail")
     return 0
@@ -193,8 +192,8 @@ def add(wish: Wish, topic: Topic, syllabus: Syllabus) -> list[Path]:
     """
     _refuse_nonsense(wish)
     root = topic.path.parent.parent
-    module = f"topic_{topic.number.replace('-', '_')}"
-    checks, tests = root / "shared" / "checks" / f"{module}.py", root / "tests" / f"test_checks_{module[6:]}.py"
+    checks, tests = topic.check_file, topic.test_file
+    module = checks.stem
     if not topic.path.is_file():
         raise ExerciseError(f"{topic.number} has no notebook yet: python -m course new {topic.number}")
     try:
@@ -385,14 +384,14 @@ def _write_all(texts: dict[Path, str]) -> None:
     """Write all files or none."""
     old = {path: path.read_bytes() if path.exists() else None for path in texts}
     done: list[Path] = []
-    try:
-        for path, text in texts.items():
-            done.append(path)
+    for path, text in texts.items():
+        try:
             write_whole(path, text)
-    except OSError as error:
-        for path in done:
-            if old[path] is None:
-                path.unlink(missing_ok=True)
-            else:
-                write_whole(path, old[path])
-        raise ExerciseError(f"{done[-1]} cannot be written: {error.strerror or error}") from None
+            done.append(path)
+        except OSError as error:
+            for written in done:
+                if old[written] is None:
+                    written.unlink(missing_ok=True)
+                else:
+                    write_whole(written, old[written])
+            raise ExerciseError(f"{path} cannot be written: {error.strerror or error}") from None

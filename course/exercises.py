@@ -1,6 +1,6 @@
 """The form of an exercise: heading, ids, nbgrader metadata, solution markers, and what a student gets instead.
 
-The only place where these are written; lint, `new`, `exercise` and the student edition use it.
+The only place where these are written: lint, `exercise`, the start page and the student edition use it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,29 @@
-"""Writing a file so that nobody ever meets a part of it. Standard library only: `environment` needs it, too."""
+"""Writing files: whether it is possible, and so that nobody ever meets a part of one.
+
+Standard library only: `environment` needs it, too.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 from pathlib import Path
+
+
+class NotWritableError(OSError):
+    """Nothing can be written in a folder; the message names it and says why."""
+
+
+def require_writable(folder: Path, advice: str = "") -> None:
+    """Make the folder if need be, and raise NotWritableError, before any work, if no file can be made there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise NotWritableError(f"can't write in {folder}: {error.strerror or error}{advice}.") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

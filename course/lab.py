@@ -1,6 +1,7 @@
 """Make the student edition in workbook/ and open JupyterLab there, on its start page.
 
-Options that aren't listed here go to JupyterLab, e.g. --no-browser or --port 8889.
+A topic (15-07) opens its notebook instead of the start page. Options that aren't listed here go to JupyterLab, e.g.
+--no-browser or --port 8889.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
 from course import syllabus, workbook
 from course.environment import ROOT
+from course.files import NotWritableError, require_writable
 from course.processes import subprocess_status
-from course.selection import select
+from course.selection import SelectionError, select
+from course.settings import SettingError, check_settings
 
 TAKES_EXTRA_ARGUMENTS = True
 
@@ -32,12 +36,18 @@ def main(args: argparse.Namespace) -> int:
     try:
         # a notebook that can't be made is named; the others can be worked on
         book = syllabus.load()
-        workbook.make(select([], book), args.output)
+        topics = [argument for argument in args.extra if re.fullmatch(r"\d+-\d+", argument)]
+        named = select(topics, book) if topics else []
+        check_settings()
+        require_writable(args.output, "; name another --output")
+        workbook.make(list(dict.fromkeys([*workbook.finished(book), *named])), args.output)
         page = workbook.make_start_page(book, args.output)
-    except syllabus.SyllabusError as error:
+    except (SelectionError, SettingError, syllabus.SyllabusError, NotWritableError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
-    return subprocess_status(command(page, args.extra), environment())
+    first = args.output / named[0].path.name if named else page
+    extra = [argument for argument in args.extra if argument not in topics]
+    return subprocess_status(command(first if first.is_file() else page, extra), environment())
 
 
 def command(page: Path, extra: list[str]) -> list[str]:

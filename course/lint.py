@@ -43,7 +43,11 @@ def main(args: argparse.Namespace) -> int:
         print(f"lint: {error}", file=sys.stderr)
         return 2
     if args.write_readme:
-        write_readme(syllabus)
+        try:
+            write_readme(syllabus)
+        except OSError as error:
+            print(f"lint: the module's page can't be written: {error}", file=sys.stderr)
+            return 1
     written = [notebook.path for notebook in selected if notebook.path.is_file()]
     findings = lint_files(written, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
     for finding in findings:

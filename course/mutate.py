@@ -196,6 +196,8 @@ def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutan
     """
     start = time.monotonic()
     reference = try_answer(target, target.answer)
+    if reference.status == "not attempted":
+        raise TargetError(f"cell '{target.cell}': the answer isn't written yet")
     if reference.status != "passed":
         raise TargetError(f"cell '{target.cell}': its own answer: {reference.status}\n{reference.detail}")
     limit = max(LEAST_SECONDS, TIMES_REFERENCE * reference.seconds)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from course import lint
 from course.environment import ROOT
-from course.files import write_whole
+from course.files import NotWritableError, require_writable, write_whole
 from course.rules import lint_document
 from course.syllabus import SYLLABUS_FILE, Syllabus, SyllabusError, Topic, load, parse
 
@@ -109,6 +109,10 @@ def create(
         raise NewError(f"{topic.path} is there already; it was not changed")
 
     document = fill(_read_template(templates / topic.template), topic)
+    try:
+        require_writable(topic.path.parent)  # before the notebook is executed
+    except NotWritableError as error:
+        raise NewError(str(error)) from None
     if run:
         print(f"executing {topic.file} …", flush=True)
         document = execute(document, syllabus_file.parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from course.environment import ROOT
+from course.environment import ROOT, end_of
 
 
 def share_of_cores(at_once: int) -> dict[str, str]:
@@ -22,9 +22,4 @@ def share_of_cores(at_once: int) -> dict[str, str]:
 
 def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
     """Run a program in the foreground; Ctrl-C is for it to handle."""
-    process = subprocess.Popen(arguments, cwd=ROOT, env=env)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+    return end_of(subprocess.Popen(arguments, cwd=ROOT, env=env))

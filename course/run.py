@@ -7,8 +7,7 @@ under another name. The sources are changed only by --save, and only their outpu
 --rehearse runs them with a pretended accelerator: everything is computed on the CPU, but a tensor on the wrong device,
 float64 on a Mac's GPU and the like fail their cell as they would there. Its copies go to executed/rehearsed/.
 
-The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 after
-Ctrl-C.
+The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -39,8 +36,10 @@ from rich.text import Text
 from course import syllabus
 from course.environment import ROOT
 from course.execution import Failure, NotebookError, Progress, execute, read_notebook, write_notebook
+from course.files import NotWritableError, require_writable
 from course.processes import share_of_cores
 from course.selection import Selected, SelectionError, select
+from course.settings import SettingError, check_settings
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}
 STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
@@ -68,48 +67,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=_positive, default=300.0, metavar="S", help="seconds for a cell (default 300)"
     )
-    parser.add_argument(
-        "--data",
-        type=_data_mode,
-        metavar="MODE",
-        help="which data the notebooks use (default: COURSE_DATA, else sample)",
-    )
+    parser.add_argument("--data", metavar="MODE", help="sample, full or auto (default: COURSE_DATA, else sample)")
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 
 def _positive_int(text: str) -> int:
-    return int(_positive(str(int(text))))
-
-
-def _data_mode(text: str) -> str:
-    if text != "sample":
-        from shared.data.finding import MODES  # here, because it imports PyTorch, which takes seconds
-
-        if text not in MODES:
-            raise argparse.ArgumentTypeError(f"COURSE_DATA={text!r} is not known; it can be {', '.join(MODES)}.")
-    return text
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     console = _console()
-    data = args.data or os.environ.get("COURSE_DATA") or "sample"
     try:
-        _data_mode(data)
+        data = check_settings(args.data)
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
         output = args.output / "rehearsed" if args.rehearse else args.output
         jobs = plan(select(args.notebooks, syllabus.load()), output, rehearse=args.rehearse)
         folders = {output, *(job.notebook.path.parent for job in jobs if args.save and job.notebook.path.is_file())}
         for folder in sorted(folders):
-            _require_writable(folder, "" if folder != output else "; name another --output")
-    except (SelectionError, syllabus.SyllabusError, argparse.ArgumentTypeError) as error:
+            require_writable(folder, "" if folder != output else "; name another --output")
+    except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError) as error:
         console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     # a polite end asked for from outside is treated like Ctrl-C: kernels ended, table shown
@@ -135,16 +124,6 @@ def main(args: argparse.Namespace) -> int:
         console.print("There was nothing to run.", style="yellow")
         return 1
     return 0
-
-
-def _require_writable(folder: Path, advice: str) -> None:
-    """Raise SelectionError before minutes of work if nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SelectionError(f"can't write in {folder}: {error.strerror or error}{advice}.") from None
 
 
 def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> list[Job]:
@@ -272,7 +251,6 @@ class _Display:
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=4, transient=True, redirect_stderr=False,
         )  # fmt: skip
-        self._reported = time.monotonic()
 
     def __enter__(self) -> _Display:
         if self.console.is_terminal:

@@ -68,5 +68,7 @@ def _files(name: str) -> list[Path]:
                 raise SelectionError(f"there are no notebooks in {path}.")
             return notebooks
         if path.is_file():
+            if path.suffix != ".ipynb":
+                raise SelectionError(f"{path} is no notebook (.ipynb).")
             return [path.resolve()]
     raise SelectionError(f"'{name}' is neither a topic (15-01, 15-1, 1) nor an existing notebook or folder.")

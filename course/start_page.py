@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from course.exercises import HEADING
+from course.guard import GUARD
 from course.syllabus import Syllabus, Topic, direct_needs
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -15,7 +16,6 @@ NAME = "00_START_HERE.ipynb"
 WORDS_A_MINUTE = 200
 CODE_LINES_A_MINUTE = 20
 
-EXERCISE = re.compile(r"^### Exercise .*\((\d+) points?, (\d+) minutes?\)\s*$", re.MULTILINE)
 
 INTRODUCTION = """\
 # Module {number}: {title}
@@ -30,13 +30,6 @@ the others can be taken in any order. `make lab`, given again, brings new lesson
 have changed.
 
 **What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
-"""
-# the first lines of every notebook: one that was copied elsewhere says what it lacks
-GUARD = """\
-from importlib.util import find_spec
-
-if find_spec("shared") is None:
-    raise ImportError("`shared` is missing: run `make lab`, or `pip install -e` its repository")\
 """
 PROGRESS = f"""\
 {GUARD}
@@ -76,8 +69,8 @@ def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) ->
     builds_on = ", ".join(needs)
     if notebook is None:
         return f"| {name} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
-    tasks = [task for cell in notebook.cells for task in EXERCISE.findall(cell.source)]
-    points, minutes = (sum(int(task[i]) for task in tasks) for i in (0, 1))
+    tasks = [task for cell in notebook.cells for task in HEADING.findall(cell.source)]
+    points, minutes = (sum(int(task[i]) for task in tasks) for i in (3, 4))
     exercises = f"{len(tasks)} for {points} points, {_duration(minutes)}" if tasks else "none"
     return f"| [{name}]({topic.file}) | {builds_on} | {_duration(reading_minutes(notebook))} | {exercises} |"
 

@@ -96,6 +96,16 @@ class Topic:
         return self.status == "draft"
 
     @property
+    def check_file(self) -> Path:
+        """Where the checks of its exercises are, or will be."""
+        return self.path.parent.parent / "shared" / "checks" / f"topic_{self.number.replace('-', '_')}.py"
+
+    @property
+    def test_file(self) -> Path:
+        """Where the tests of these checks are, or will be."""
+        return self.path.parent.parent / "tests" / f"test_checks_{self.number.replace('-', '_')}.py"
+
+    @property
     def must_reference(self) -> tuple[str, ...]:
         """Numbers of other topics that the notebook must name: the union over its warnings, in curriculum order."""
         return tuple(sorted({number for warning in self.warnings for number in warning.references}, key=number_key))

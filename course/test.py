@@ -20,6 +20,7 @@ from course import syllabus
 from course.environment import ROOT
 from course.processes import share_of_cores, subprocess_status
 from course.selection import Selected, SelectionError, select
+from course.settings import SettingError, check_settings
 
 TAKES_EXTRA_ARGUMENTS = True
 WORKERS = 2
@@ -49,16 +50,20 @@ def main(args: argparse.Namespace) -> int:
         return 2
     missing = [notebook for notebook in notebooks if not notebook.path.is_file()]
     for notebook in missing:
-        print(f"test: {notebook.label} is not written yet: there is no {notebook.path}", file=sys.stderr)
+        print(f"test: {notebook.label} is not written yet: python -m course new {notebook.label}", file=sys.stderr)
     written = [notebook for notebook in notebooks if notebook not in missing]
-    status = 1
-    if written or not missing:
-        # tests that call `python -m course` are in the environment already and must install nothing
-        data = os.environ.get("COURSE_DATA") or "sample"
-        env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
-        status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
-        # a signal that ended pytest is a negative number here
-        status = 128 - status if status < 0 else status
+    if missing and not written:
+        return 1
+    try:
+        data = check_settings()
+    except SettingError as error:
+        print(f"test: {error}", file=sys.stderr)
+        return 2
+    # tests that call `python -m course` are in the environment already and must install nothing
+    env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
+    status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
+    # a signal that ended pytest is a negative number here
+    status = 128 - status if status < 0 else status
     outcome = "passed" if status == 0 else f"failed (exit status {status})"
     outcome += f", but {', '.join(notebook.label for notebook in missing)} not written yet" if missing else ""
     print(f"test: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
@@ -70,6 +75,9 @@ def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
     names, rest = [], []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         (names if _is_name(before, argument) else rest).append(argument)
+        file = argument.split("::")[0]
+        if before not in TAKE_A_VALUE and re.fullmatch(r"[^-].*\.py", file) and not _is_path(before, argument):
+            raise SelectionError(f"there is no file {file}.")  # pytest's workers don't name it
     return select(names, syllabus.load()) if names else [], rest
 
 

@@ -22,7 +22,7 @@ from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.exercises import BEGIN, END, MarkerError, solution_blocks, student_source
-from course.files import write_whole
+from course.files import NotWritableError, require_writable, write_whole
 from course.selection import Selected, SelectionError, select
 from course.syllabus import Syllabus
 
@@ -169,7 +169,7 @@ def _read_record(folder: Path) -> dict[str, list[str]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m course workbook`."""
-    parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
+    parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that are no drafts")
     parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
 
 
@@ -177,8 +177,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if a notebook couldn't be made, 2 for wrong usage."""
     try:
         book = syllabus.load()
-        notebooks = select(args.notebooks, book)
-    except (SelectionError, syllabus.SyllabusError) as error:
+        notebooks = select(args.notebooks, book) if args.notebooks else finished(book)
+        require_writable(args.output, "; name another --output")
+    except (SelectionError, syllabus.SyllabusError, NotWritableError) as error:
         print(f"workbook: {error}")
         return 2
     if any(notebook.path.parent == args.output.resolve() for notebook in notebooks):
@@ -188,6 +189,11 @@ def main(args: argparse.Namespace) -> int:
     page = make_start_page(book, args.output)
     print(f"The student edition is in {page.resolve().parent}")
     return status
+
+
+def finished(syllabus: Syllabus) -> list[Selected]:
+    """The notebooks for students: all but drafts, which come into a workbook only when they are named."""
+    return [notebook for notebook in select([], syllabus) if not syllabus.topics[notebook.topic].is_draft]
 
 
 def make(notebooks: list[Selected], folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Four processes that load the same missing data set at once; started by test_data_downloads.py.
+"""Four processes that load the same missing data set at once; started by test_data_fetching.py.
 
     python data_race.py FOLDER URL
 

@@ -173,6 +173,24 @@ def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):
     assert env["JUPYTER_PREFER_ENV_PATH"] == "1"
 
 
+def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append(command) or 0)
+    assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-07", "--port", "8889"])) == 0
+    assert "--LabApp.default_url=/lab/tree/15-07_cuda_memory_management_and_gpu_internals.ipynb" in started[0]
+    assert started[0][-2:] == ["--port", "8889"]
+    assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-77"])) == 2
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("make", [lab.main, lab.workbook.main])
+def test_a_file_in_the_workbooks_place_is_said(tmp_path, capsys, make):
+    (tmp_path / "w").write_text("mine")
+    assert make(argparse.Namespace(output=tmp_path / "w", extra=[], notebooks=[])) == 2
+    streams = capsys.readouterr()
+    assert f"can't write in {tmp_path / 'w'}: File exists; name another --output" in streams.out + streams.err
+
+
 def test_clean_keeps_work_data_and_environment(tmp_path):
     made = ["executed/a.ipynb", "shared/__pycache__/a.pyc", ".ruff_cache/x", "module/.ipynb_checkpoints/a.ipynb"]
     kept = [

@@ -149,7 +149,7 @@ def test_the_classes_are_torchvisions():
     import torchvision
 
     assert list(FASHION_MNIST.classes) == torchvision.datasets.FashionMNIST.classes
-    # torchvision reads CIFAR-10's from the archive, so they are checked where that is read (test_data_formats.py)
+    # torchvision reads CIFAR-10's from the archive, so they are checked where that is read (test_data_decoding.py)
     assert len(CIFAR10.classes) == 10
 
 

@@ -114,8 +114,14 @@ def test_a_mirror_of_an_unknown_kind_is_wrong_usage(tmp_path, sets, capsys):
     assert "ftp is not supported" in capsys.readouterr().err
 
 
+def test_a_mirror_that_is_not_there_is_wrong_usage(tmp_path, sets, capsys):
+    assert run(tmp_path, "--mirror", str(tmp_path / "sitck")) == 2
+    assert f"there is no folder {tmp_path / 'sitck'}" in capsys.readouterr().err
+
+
 def test_mirrors_in_the_table_are_those_of_the_user_first(tmp_path, sets, monkeypatch, capsys):
     monkeypatch.setattr(command, "ALL", {k: replace(s, name=f"[{s.name}]") for k, (s, _) in sets.items()})
+    (tmp_path / "stick").mkdir(exist_ok=True)
     assert run(tmp_path, "--mirror", str(tmp_path / "stick")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[next(i for i, line in enumerate(lines) if "would be fetched" in line) + 1].strip() == str(

@@ -294,7 +294,9 @@ def test_what_the_user_names_comes_first(tmp_path, monkeypatch):
         assert sources(spec, tmp_path) == ["https://example.org/data", *spec.addresses]
         monkeypatch.setenv("COURSE_DATA_MIRROR", str(tmp_path))
         assert sources(spec, tmp_path)[0] == str(tmp_path)
-        assert sources(spec, tmp_path, mirror="file:///srv/data")[0] == str(Path("/srv/data").absolute())
+        stick = tmp_path / "a stick"
+        stick.mkdir(exist_ok=True)
+        assert sources(spec, tmp_path, mirror=stick.as_uri())[0] == str(stick)
         with pytest.raises(ValueError, match="ftp is not supported"):
             sources(spec, tmp_path, mirror="ftp://example.org")
         monkeypatch.delenv("COURSE_DATA_MIRROR")

@@ -127,7 +127,7 @@ def test_what_an_author_wrote_stays(draft):
     assert text.endswith(own)
     namespace = {"check": argparse.Namespace(zero=0), "zero_in_another_style": 1, "zero_gone_wrong": 2}
     exec(text[: text.index("# -----")], namespace)
-    for table in exercise.TABLES:
+    for table in exercise.ENTRIES:
         assert "zero" in namespace[table], table
         assert ("é" in namespace[table]) == (table in ("CHECKS", "RIGHT", "PROMISES")), table
     assert "# mine" in text
@@ -228,12 +228,27 @@ def test_all_files_are_written_or_none(draft, monkeypatch, fails_at):
 
     def write(path, content):
         calls.append(path)
-        if len(calls) == fails_at:
+        if path == calls[min(fails_at, len(calls)) - 1] and len(calls) >= fails_at:  # then and ever after
             raise OSError(28, "No space left on device")
         real(path, content)
 
     monkeypatch.setattr(exercise, "write_whole", write)
-    refuse(Wish("half", "Half"), *draft, "No space left on device")
+    refuse(Wish("half", "Half"), *draft, "cannot be written: No space left on device")
+
+
+def test_a_finished_notebook_with_outputs_gets_one_too(tmp_path):
+    number = "15-07"
+    for folder in ("templates", "shared/checks", REAL.module.folder):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(REAL.topics[number].test_file, tmp_path / "tests")
+    syllabus = load(tmp_path / REAL.module.folder / REAL.path.name)
+    notebook, checks, tests = add(Wish("half", "Half"), syllabus.topics[number], syllabus)
+    assert "ex-half-check" in notebook.read_text(encoding="utf-8")
+    assert "def half(" in checks.read_text(encoding="utf-8")
+    assert "half_gone_wrong" in tests.read_text(encoding="utf-8")
+    findings = {finding.rule for finding in lint.lint_files([notebook], syllabus)}
+    assert {"executed", "placeholders"} <= findings, "what is left to do"
 
 
 def run_tests(root):
@@ -292,6 +307,8 @@ def test_command_line(monkeypatch, capsys):
     [
         ("15-77", "there is no topic 15-77"),
         ("templates/TEMPLATE_CAPSTONE.ipynb", "is no topic"),
+        ("templates", "is no topic"),
+        ("README.md", "is no notebook"),
         ("x", "neither a topic"),
     ],
 )

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from course import files
-from course.files import write_whole
+from course.files import NotWritableError, require_writable, write_whole
 
 
 def test_text_and_bytes_arrive_as_they_are(tmp_path):
@@ -23,6 +23,14 @@ def test_permissions_are_kept(tmp_path):
     path.chmod(0o640)
     write_whole(path, "new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_folder_is_made_or_said_to_be_impossible(tmp_path):
+    require_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotWritableError, match=r"can't write in .*file: File exists; name another\.$"):
+        require_writable(tmp_path / "file", "; name another")
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])

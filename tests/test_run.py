@@ -445,17 +445,26 @@ def test_wrong_usage(tmp_path, monkeypatch):
         assert status == 2
         assert phrase in printed
     monkeypatch.setenv("COURSE_DATA", "smaple")
+    for given, phrase in ((None, "COURSE_DATA='smaple' is not known"), ("ful", "--data='ful' is not known")):
+        status, printed = run_files([path], tmp_path / "out", monkeypatch, data=given)
+        assert status == 2
+        assert phrase in printed
+    monkeypatch.setenv("COURSE_DATA", " SAMPLE ")  # as a notebook takes it
+    monkeypatch.setenv("COURSE_DEVICE", "gpu")
     status, printed = run_files([path], tmp_path / "out", monkeypatch)
-    assert status == 2
-    assert "smaple" in printed
+    assert status == 2, "and no kernel was started"
+    assert "COURSE_DEVICE='gpu' is not available here" in printed
 
 
-@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--timeout", "-1"], ["--timeout", "nan"], ["--data", "some"]])
+@pytest.mark.parametrize(
+    "arguments", [["--jobs", "0"], ["--timeout", "-1"], ["--timeout", "nan"], ["--timeout", "abc"], ["--jobs", "1.5"]]
+)
 def test_options_out_of_range_are_refused(arguments, capsys):
     parser = run.argparse.ArgumentParser()
     run.add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(arguments)
+    assert f"{arguments[1]} is not a positive" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -284,12 +284,26 @@ def test_a_topic_that_is_not_written_fails_and_stops_no_other(started, monkeypat
     monkeypatch.setattr(course_test, "select", lambda names, _: [chosen[names.index(name)] for name in names])
     assert run("15-01", "15-07") == 1
     printed = capsys.readouterr()
-    assert "15-07 is not written yet: there is no " in printed.err
+    assert "15-07 is not written yet: python -m course new 15-07" in printed.err
     assert "15-07 not written yet" in printed.out
     assert len(started) == 1
     chosen.reverse()
     assert run("15-07") == 1
     assert len(started) == 1, "nothing to test: without a path pytest would test all"
+
+
+@pytest.mark.parametrize("name", ["tests/test_nothing.py", "tests/test_nothing.py::test_it"])
+def test_a_file_that_does_not_exist_is_named(started, capsys, name):
+    assert run(name) == 2
+    assert "there is no file tests/test_nothing.py" in capsys.readouterr().err
+    assert started == []
+
+
+def test_a_setting_that_cannot_be_met_is_named_once(started, capsys, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", "ful")
+    assert run("15-01") == 2
+    assert "COURSE_DATA='ful' is not known" in capsys.readouterr().err
+    assert started == []
 
 
 def test_a_topic_that_does_not_exist_is_named(started, capsys):
@@ -355,6 +369,6 @@ def test_another_tries_the_oldest_declared_torch(copies):
 def test_ci_takes_nothing_for_passed():
     assert "--fresh" in (ROOT / ".ci" / "run").read_text()
     (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
-    calls = [line for line in workflow.read_text().splitlines() if "make test" in line]
+    calls = [line for line in workflow.read_text().splitlines() if re.search(r"make test|\.ci/run", line)]
     assert len(calls) == 2
-    assert all("--fresh" in line for line in calls)
+    assert all("--fresh" in line or ".ci/run" in line for line in calls)

@@ -240,7 +240,7 @@ DAMAGE = {
         "must be positive, not 0",
     ),
     "not TOML": ("[module]", "[module", "not valid TOML"),
-    "a topic that is no table": ("[module]", '[topics]\n"15-11" = 3\n\n[module]', "15-11: must be a table, not 3"),
+    "a topic that is no table": ("[module]", '[topics]\n"15-98" = 3\n\n[module]', "15-98: must be a table, not 3"),
 }
 
 

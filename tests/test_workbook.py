@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import nbformat
 import pytest
@@ -9,6 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from course import workbook
 from course.selection import Selected
+from course.syllabus import load
 from course.workbook import EditionError, solutions, student_edition, write_edition
 
 ANSWER = '''\
@@ -233,6 +235,14 @@ def test_a_deleted_file_is_made_again(tmp_path):
     path = write_edition(edition("v1"), tmp_path, "a.ipynb").path
     path.unlink()
     assert write_edition(edition("v1"), tmp_path, "a.ipynb").is_new
+
+
+def test_drafts_are_not_for_students_unless_they_are_named(tmp_path):
+    book = load()
+    topics = {**book.topics, "15-02": replace(book.topics["15-02"], status="draft")}
+    chosen = [notebook.topic for notebook in workbook.finished(replace(book, topics=topics))]
+    assert "15-01" in chosen
+    assert "15-02" not in chosen
 
 
 def test_a_bad_notebook_does_not_stop_the_others(tmp_path, capsys):

@@ -9,9 +9,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
+from course.guard import GUARD
 from course.rules.names import read_and_written
 from course.rules.page import Cell, Complaint, Page, rule
-from course.start_page import GUARD
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
 IMPORTABLE_IN_WORDS = "torch, torchvision, numpy, matplotlib, shared and the standard library"

@@ -128,16 +128,6 @@ class Page:
         return self.topic.path.parent.parent
 
     @property
-    def check_file(self) -> Path:
-        """Where the topic's checks are, or will be."""
-        return self.root / "shared" / "checks" / f"topic_{self.topic.number.replace('-', '_')}.py"
-
-    @property
-    def test_file(self) -> Path:
-        """Where the tests of these checks are, or will be."""
-        return self.root / "tests" / f"test_checks_{self.topic.number.replace('-', '_')}.py"
-
-    @property
     def code(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.kind == "code"]
 

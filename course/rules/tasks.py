@@ -131,7 +131,7 @@ def _student_form(cell: Cell) -> Iterator[Complaint]:
 
 @rule("exercise-import", not_for=("draft",))
 def exercise_import(page: Page) -> Iterator[Complaint]:
-    wanted = page.check_file.stem
+    wanted = page.topic.check_file.stem
     if "setup" in page.by_id and page.exercises and check_module(page) != wanted:
         yield "setup", f"must have the line: from shared.checks import {wanted} as check"
 
@@ -231,7 +231,7 @@ def exercise_points(page: Page) -> Iterator[Complaint]:
 
 @rule("exercise-tests", not_for=("draft",))
 def exercise_tests(page: Page) -> Iterator[Complaint]:
-    path = page.test_file
+    path = page.topic.test_file
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError:
@@ -274,6 +274,6 @@ def _tables(tree: ast.Module) -> dict[str, dict[str, str]]:
 
 @rule("exercise-placeholders", not_for=("draft",))
 def exercise_placeholders(page: Page) -> Iterator[Complaint]:
-    for path in (page.check_file, page.test_file):
+    for path in (page.topic.check_file, page.topic.test_file):
         if path.is_file() and (found := re.search(r"^.*\bTODO\b.*$", path.read_text(encoding="utf-8"), re.MULTILINE)):
             yield "-", f"still has {found[0].strip()!r} in {path.relative_to(page.root).as_posix()}; fill it in"

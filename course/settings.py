@@ -1,0 +1,37 @@
+"""COURSE_DATA and COURSE_DEVICE, checked once before notebooks start, and not in the kernel of each of them."""
+
+from __future__ import annotations
+
+import os
+
+SAMPLE = "sample"  # what a command uses that is given nothing else
+
+
+class SettingError(ValueError):
+    """A setting can't be met; the message names it and says what it may be."""
+
+
+def check_settings(data: str | None = None, *, named: str = "--data") -> str:
+    """The data mode that notebooks are to run with: `data`, else COURSE_DATA, else "sample". Raises SettingError.
+
+    COURSE_DEVICE is looked at as well.
+
+    Args:
+        data: what the command line says; None if nothing.
+        named: what the message calls it.
+    """
+    given = data or os.environ.get("COURSE_DATA", "")
+    mode = given.strip().lower() or SAMPLE
+    device = os.environ.get("COURSE_DEVICE", "")
+    try:
+        if mode != SAMPLE:  # what follows imports PyTorch, which takes seconds
+            from shared.data.finding import parse_mode
+
+            mode = parse_mode(given, named if data else "COURSE_DATA")
+        if device.strip().lower() not in ("", "cpu", "pretended"):
+            from shared.device import pick_device
+
+            pick_device(device)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+    return mode
