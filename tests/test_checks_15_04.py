@@ -119,6 +119,10 @@ WRONG_SMOOTHING = {
         variant("smoothing", ("-log_probabilities(wide)", "(-log_probabilities(wide)).nan_to_num(nan=torch.nan)")),
         "masked classes",
     ),
+    "no loss is infinite": (
+        variant("smoothing", (_KEPT, _KEPT + "\n    loss = torch.where(loss.isinf(), 0.0, loss)")),
+        "masked classes",
+    ),
     "a NaN is 0": (
         variant("smoothing", (_KEPT, _KEPT + "\n    loss = torch.where(loss.isnan(), 0.0, loss)")),
         "masked classes",

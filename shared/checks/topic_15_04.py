@@ -214,9 +214,11 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
             trial.close(f"masked, {case}", found[0][0].detach(), found[1][0].detach(), **close)
             if not e:
                 trial.close(f"gradient, masked, {case}", found[0][1], found[1][1], **close)
-            z[2] = math.nan
-            got, want = (f(z, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
-            trial.close(f"NaN, {case}", got, want, **close)
+            for kind, value in (("the label's, ", -torch.inf), ("NaN, ", math.nan)):
+                odd = z.clone()
+                odd[2].scatter_(0, y[2].unsqueeze(0), value)
+                got, want = (f(odd, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
+                trial.close(kind + case, got, want, **close)
     found = [_outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
     trial.equal(
         "another reduction raises ValueError", found, ["ValueError"] * 3, hint="which names does the task allow?"
