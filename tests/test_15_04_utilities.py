@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from check_protocol import MODULE
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchvision.ops import sigmoid_focal_loss
 
 from course.answers import answers, definitions
+from shared import compare
 
 CELLS = """
     log-probabilities focal-loss extremes reliability calibration-error pairwise-loss distance-pitfall triplet-loss
@@ -283,3 +285,28 @@ class TestShadow:
         net = self.net()
         net[2].bias.requires_grad_(False)
         assert "2.bias" not in lesson.EMA(net).shadow
+
+
+class TestTimes:
+    """The two bars, loosely: the notebook prints the ratios, which lie far from these even on a busy machine."""
+
+    def many(self):
+        made = [nn.Parameter(torch.randn(64)) for _ in range(200)]
+        for p in made:
+            p.grad = torch.randn(64)
+        return made
+
+    def test_averaging_many_small_tensors_is_faster_than_averaged_model(self, lesson):
+        model = nn.ParameterList(self.many())
+        ours = lesson.EMA(model, 0.99)
+        theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+        times = compare({"ours": ours.update, "theirs": lambda: theirs.update_parameters(model)}, seconds=0.1)
+        assert times["theirs"].low > 2 * times["ours"].low
+
+    def test_clipping_takes_about_as_long_as_pytorchs(self, lesson):
+        many = self.many()
+        times = compare(
+            {"ours": lambda: lesson.clip_grad_norm(many, 1e9), "theirs": lambda: clip_grad_norm_(many, 1e9)},
+            seconds=0.1,
+        )
+        assert times["ours"].low < 2 * times["theirs"].low

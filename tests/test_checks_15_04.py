@@ -42,6 +42,7 @@ def smoothing_by_targets(logits, labels, epsilon=0.1, weight=None, ignore_index=
     known = labels.ne(ignore_index)
     safe = labels.masked_fill(~known, 0)
     target = (1 - epsilon) * F.one_hot(safe, k).to(z.dtype) + epsilon / k
+    log_p = log_p.masked_fill(target == 0, 0)
     loss = -(target * w * log_p).sum(-1).masked_fill(~known, 0)
     if reduction == "mean":
         loss = loss.sum() / w[safe].masked_fill(~known, 0).sum()
@@ -67,7 +68,9 @@ def smoothing_by_rows(logits, labels, epsilon=0.1, weight=None, ignore_index=-10
     log_p = rows[keep].to(dtype).log_softmax(dim=1)
     w = torch.ones(rows.shape[1], dtype=dtype) if weight is None else weight.to(dtype)
     own = w[y[keep]]
-    losses = -(1 - epsilon) * own * log_p[torch.arange(len(keep)), y[keep]] - epsilon * (log_p @ w) / len(w)
+    losses = -(1 - epsilon) * own * log_p[torch.arange(len(keep)), y[keep]]
+    if epsilon != 0:
+        losses = losses - epsilon * (log_p @ w) / len(w)
     full = torch.zeros(len(y), dtype=dtype).index_put((keep,), losses)
     return finish(full.view(labels.shape), own).to(logits.dtype)
 
@@ -80,7 +83,8 @@ def smoothing_by_torch(logits, labels, epsilon=0.1, weight=None, ignore_index=-1
 
 
 _MEAN_LINE = 'loss.sum() if reduction == "sum" else loss.sum() / own.sum()'
-_SPREAD = "spread = (losses * weights.view(-1, *[1] * (wide.dim() - 2))).mean(dim=1) * kept"
+_SPREAD = "spread = (losses * weights.view(-1, *[1] * (wide.dim() - 2))).mean(dim=1)"
+_KEPT = "loss = torch.where(kept, loss, 0.0)"
 _WIDE = "logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits"
 
 
@@ -104,6 +108,24 @@ WRONG_SMOOTHING = {
     "a batch of one is squeezed": (
         variant("smoothing", ("return loss.to(logits.dtype)", "return loss.squeeze().to(logits.dtype)")),
         "reductions none",
+    ),
+    "log-probabilities with a floor": (
+        variant("smoothing", ("-log_probabilities(wide)", "-log_probabilities(wide).clamp(min=-25000)")),
+        "logits of ±10,000",
+    ),
+    "0 times infinity": (variant("smoothing", (" if epsilon else hard", "")), "masked classes"),
+    "ignored by a product": (variant("smoothing", (_KEPT, "loss = loss * kept")), "masked classes"),
+    "no infinity": (
+        variant("smoothing", ("-log_probabilities(wide)", "(-log_probabilities(wide)).nan_to_num(nan=torch.nan)")),
+        "masked classes",
+    ),
+    "no loss is infinite": (
+        variant("smoothing", (_KEPT, _KEPT + "\n    loss = torch.where(loss.isinf(), 0.0, loss)")),
+        "masked classes",
+    ),
+    "a NaN is 0": (
+        variant("smoothing", (_KEPT, _KEPT + "\n    loss = torch.where(loss.isnan(), 0.0, loss)")),
+        "masked classes",
     ),
     "soft targets for PyTorch": (
         lambda z, y, e=0.1, w=None, i=-100, reduction="mean", **k: _soft(z, y, e, w, i, reduction, **k),
@@ -146,13 +168,13 @@ WRONG_SMOOTHING = {
             "smoothing",
             (
                 "(1 - epsilon) * hard + epsilon * spread",
-                "(1 - epsilon) * hard + epsilon * (losses.sum(1) * kept - hard) / max(losses.shape[1] - 1, 1)",
+                "(1 - epsilon) * hard + epsilon * (losses.sum(1) - hard) / max(losses.shape[1] - 1, 1)",
             ),
         ),
         "reductions none",
     ),
     "epsilon not taken away": (variant("smoothing", ("(1 - epsilon) * hard", "hard")), "reductions none"),
-    "a sum over the classes": (variant("smoothing", (".mean(dim=1) * kept", ".sum(dim=1) * kept")), "reductions none"),
+    "a sum over the classes": (variant("smoothing", (".mean(dim=1)\n", ".sum(dim=1)\n")), "reductions none"),
     "always a mean": (
         variant("smoothing", ('    if reduction == "none":\n        return loss.to(logits.dtype)\n', "")),
         "reductions none",
@@ -177,12 +199,12 @@ WRONG_SMOOTHING = {
         "class weights and ignored",
     ),
     "the label's weight in the second": (
-        variant("smoothing", (_SPREAD, "spread = losses.mean(dim=1) * own")),
+        variant("smoothing", (_SPREAD, "spread = losses.mean(dim=1) * weights[index]")),
         "class weights and ignored",
     ),
     "a mean that counts": (variant("smoothing", ("own.sum()", "kept.sum()")), "class weights and ignored"),
     "ignored in the first term only": (
-        variant("smoothing", (".mean(dim=1) * kept", ".mean(dim=1)")),
+        variant("smoothing", (_KEPT, "loss = loss - torch.where(kept, 0.0, (1 - epsilon) * hard)")),
         "class weights and ignored",
     ),
     "negative numbers only": (
@@ -199,7 +221,7 @@ WRONG_SMOOTHING = {
         "class weights and ignored",
     ),
     "detached spread": (
-        variant("smoothing", ("* kept\n    loss", "* kept\n    spread = spread.detach()\n    loss")),
+        variant("smoothing", (".mean(dim=1)\n", ".mean(dim=1).detach()\n")),
         "gradients",
     ),
     "no gradient": (
@@ -219,8 +241,7 @@ WRONG_SMOOTHING = {
         variant(
             "smoothing",
             (_WIDE, "logits"),
-            (".mean(dim=1) * kept", ".sum(dim=1) * kept / wide.shape[1]"),
-            ("epsilon * spread", "epsilon * (spread - spread + spread)"),
+            (".mean(dim=1)\n", ".sum(dim=1) / wide.shape[1]\n"),
         ),
         "NaN|dtype is that",
     ),
@@ -272,9 +293,12 @@ WRONG_SMOOTHING = {
 }
 _WITHOUT = "is written without cross_entropy and nll_loss"
 _EACH, _WEIGHTS = "reductions none, sum and mean", "class weights and ignored labels"
-_IGNORED = "class weights and ignored labels"
+_MASKED, _IGNORED = "masked classes, and NaN", "class weights and ignored labels"
 PROMISES_SMOOTHING = [
     ("The inputs stay as they are.", "the inputs stay as they are", "logits shifted in place"),
+    ("A logit of minus infinity masks a class", _MASKED, "no infinity"),
+    ("with `epsilon=0` that costs nothing unless it is the label's", _MASKED, "0 times infinity"),
+    ("A NaN gives NaN.", _MASKED, "a NaN is 0"),
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
     (
         "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
@@ -507,7 +531,11 @@ PROMISES_NTXENT = [
     ),
     ("How badly each view finds its partner among all others; (N, D) twice.", _LOOP, "itself as a zero"),
 ]
-CONTEXT_NTXENT = ["the similarity is that of their directions", "`first` and `second` are `(N, D)`"]
+CONTEXT_NTXENT = [
+    "All of PyTorch may be used",
+    "the similarity is that of their directions",
+    "`first` and `second` are `(N, D)`",
+]
 
 # ---------------------------------------------------------------- variance
 
@@ -616,6 +644,25 @@ class VarianceOfSquares(VarianceByShift):
                 self.s1 = self.s2 = torch.zeros_like(self.shift)
             v = v.to(self.shift.dtype)
             self._take(v.numel(), v.sum(), (v * v).sum())
+
+
+class VarianceOfWideSquares(VarianceOfSquares):
+    """E[x^2] - E[x]^2, in float64."""
+
+    kind = torch.float32
+
+    def update(self, values):
+        self.kind = values.dtype if values.dtype == torch.float64 else torch.float32
+        super().update(values.double() if values.dtype in (torch.float32, torch.float64) else values.float().double())
+
+    def merge(self, other):
+        super().merge(other)
+        self.kind = other.kind if other.count else self.kind
+
+    mean = property(lambda self: VarianceByShift.mean.fget(self).to(self.kind))
+
+    def variance(self, correction=1):
+        return super().variance(correction).to(self.kind)
 
 
 class VarianceFromFirst(ANSWERS["RunningVariance"]):
@@ -751,8 +798,15 @@ WRONG_VARIANCE = {
         ),
         "merging",
     ),
-    "squares": (VarianceOfSquares, "values around"),
-    "squares of single values": (VarianceFromFirst, "values around"),
+    "squares": (VarianceOfSquares, "values far"),
+    "squares in float64": (VarianceOfWideSquares, "values far"),
+    "NaN left out": (
+        variant(
+            "variance", ("        values = values.detach()\n", "        values = values[~values.isnan()].detach()\n")
+        ),
+        "NaN stays",
+    ),
+    "squares of single values": (VarianceFromFirst, "values far"),
     "keeps everything": (KeepsAll, "doesn't grow"),
     "keeps the graph": (variant("variance", ("        values = values.detach()\n", "")), "no graph"),
     "keeps the tensor": (
@@ -786,14 +840,21 @@ PROMISES_VARIANCE = [
     ("Asking changes nothing.", _BATCHES, "divides once more"),
     (
         "Values around 1,000 with deviation 0.1 have their variance right to 1 % in float32",
-        "values around 1,000 with deviation 0.1",
+        "values far from 0 with a small deviation",
         "squares",
     ),
     (
         "in batches of any size, down to one value each",
-        "values around 1,000 with deviation 0.1",
+        "values far from 0 with a small deviation",
         "squares of single values",
     ),
+    (
+        "and around ten million with deviation 0.01 in float64",
+        "values far from 0 with a small deviation",
+        "squares in float64",
+    ),
+    ("; NaN before any.", "nothing seen", "zero before anything"),
+    ("A NaN among the values makes mean and variance NaN.", "a NaN stays", "NaN left out"),
     ("Whatever requires a gradient, the state keeps no graph.", _NO_GRAPH, "keeps the graph"),
     ("What happens to the batch's tensor afterwards doesn't matter", _NO_GRAPH, "keeps the tensor"),
     ("and the state doesn't grow with what was seen", "the state doesn't grow", "keeps everything"),
@@ -803,7 +864,7 @@ PROMISES_VARIANCE = [
     ("See all that another one has seen.", _MERGING, "merging adds variances"),
     ("Sum of squared distances from the mean over (count - correction).", _CORRECTION, "correction ignored"),
 ]
-CONTEXT_VARIANCE = []
+CONTEXT_VARIANCE = ["Both have one dtype and device."]
 
 # ---------------------------------------------------------------- clip
 
@@ -1175,6 +1236,7 @@ PROMISES_CLIP = [
     ),
 ]
 CONTEXT_CLIP = [
+    "none is empty",
     "Write `clip_grad_norm(",
     "Or it is a list of dictionaries",
     "The number to beat",
@@ -1441,6 +1503,21 @@ WRONG_EMA = {
         type("Shares", (EMAByData,), {"applied": contextmanager(lambda self: (yield from _shared(self)))}),
         "written inside is lost",
     ),
+    "puts back what nobody wrote": (
+        variant(
+            "ema",
+            (
+                "            yield\n",
+                "            entered = {n: t.clone() for n, t in self.shadow.items()}\n            yield\n",
+            ),
+            (
+                "            self._write(self.live, own)\n",
+                "            same = {n: t for n, t in self.live.items() if torch.equal(t, entered[n])}\n"
+                "            self._write(same, own)\n",
+            ),
+        ),
+        "written inside is lost",
+    ),
     "update inside": (
         variant(
             "ema",
@@ -1568,6 +1645,18 @@ WRONG_EMA = {
         "state stays|no exception|KeyError",
     ),
     "into the model": (variant("ema", (_LOADS, _LOADS + "        self._write(self.live, given)\n")), "touch the model"),
+    "loading ends the swap": (
+        variant("ema", (_LOADS, _LOADS + "        self.swapped = False\n")),
+        "touch the model",
+    ),
+    "into the model inside": (
+        variant("ema", (_LOADS, _LOADS + "        if self.swapped:\n            self._write(self.live, given)\n")),
+        "touch the model",
+    ),
+    "not inside": (
+        variant("ema", (_LOADS, "        if self.swapped:\n            raise RuntimeError\n" + _LOADS)),
+        "touch the model|no exception|RuntimeError",
+    ),
     "missing names pass": (
         variant(
             "ema",
@@ -1666,7 +1755,8 @@ PROMISES_EMA = [
     ("the next updates give the same bits as in the run that was saved", _BITS, "updates lost"),
     ("The values are copied to the device and dtype of the averages", _LOADED, "dtype of the file"),
     ("`state` stays as it is, and what happens to it later doesn't matter", _STAYS, "shares with the file"),
-    ("It doesn't touch the model.", "loading doesn't touch the model", "into the model"),
+    ("It may be called inside too", "loading doesn't touch the model", "loading ends the swap"),
+    ("and doesn't touch the model.", "loading doesn't touch the model", "into the model"),
     (
         "Names or shapes that differ from those of `shadow` raise `ValueError` with one of the names that differ",
         _DIFFER,

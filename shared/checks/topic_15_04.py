@@ -192,6 +192,33 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 want = _smoothed(z.detach().double(), y, 0.1).to(dtype)
                 trial.close(f"loss, {case}", loss.detach(), want, rtol=2e-2)
                 trial.equal(f"NaNs in the gradient, {case}", int(_gradient(loss, z).isnan().sum()), 0)
+        for size in (1e5, 1e9):
+            z, y = (size * torch.randn(5, 4, dtype=torch.float64)), torch.randint(4, (5,))
+            trial.close(f"logits around {size:.0e} in float64", answer(z, y, 0.3), _smoothed(z, y, 0.3), rtol=1e-9)
+    with trial.group("masked classes, and NaN", hint="what is 0 times infinity?", see=1):
+        for shape, weighted, (e, how) in itertools.product(
+            [(6, 5), (4, 3, 5)], (False, True), itertools.product((0.0, 0.2), ("none", "sum", "mean"))
+        ):
+            z, y = _classified(shape)
+            weight = torch.rand(shape[1], dtype=z.dtype) + 0.1 if weighted else None
+            away = (y + 1) % shape[1]
+            z.scatter_(1, away.unsqueeze(1), -torch.inf)
+            away[0], away[1] = 0, 0  # ignored entries, whose first class is masked
+            z.scatter_(1, away.unsqueeze(1), -torch.inf)
+            y[:2] = -100
+            case, found = f"{how}, epsilon {e}, {'weights' if weighted else 'no weights'}, {shape}", []
+            for f in (answer, _smoothed):
+                leaf = z.clone().requires_grad_()
+                loss = f(leaf, y.clone(), e, weight, -100, how)
+                found.append((loss, None if e else _gradient(loss.sum(), leaf)))
+            trial.close(f"masked, {case}", found[0][0].detach(), found[1][0].detach(), **close)
+            if not e:
+                trial.close(f"gradient, masked, {case}", found[0][1], found[1][1], **close)
+            for kind, value in (("the label's, ", -torch.inf), ("NaN, ", math.nan)):
+                odd = z.clone()
+                odd[2].scatter_(0, y[2].unsqueeze(0), value)
+                got, want = (f(odd, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
+                trial.close(kind + case, got, want, **close)
     found = [_outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
     trial.equal(
         "another reduction raises ValueError", found, ["ValueError"] * 3, hint="which names does the task allow?"
@@ -448,16 +475,29 @@ def running_variance(trial: Trial, answer: Any) -> None:
             total.update(more)
             trial.close("variance after another batch", total.variance(), torch.cat([seen, more]).var(), rtol=1e-8)
             trial.equal("those that were merged", [_state(stats) for stats in several], before)
-    with trial.group("values around 1,000 with deviation 0.1", hint="where are two large numbers subtracted?"):
+    with trial.group("values far from 0 with a small deviation", hint="where are two large numbers subtracted?"):
         values = 1000 + 0.1 * torch.randn(2000)
-        for size in (1, 3, 64, 2000):
-            stats, halves = answer(), [answer(), answer()]
-            for number, part in enumerate(values.split(size)):
+        wide = 1e7 + 0.01 * torch.randn(600, dtype=torch.float64)
+        for some, size in itertools.product((values, wide), (1, 3, 64, 2000)):
+            stats, halves, want = answer(), [answer(), answer()], some.double().var().to(some.dtype)
+            for number, part in enumerate(some.split(size)):
                 stats.update(part)
                 halves[number % 2].update(part)
-            trial.close(f"batches of {size}", stats.variance(), values.double().var().float(), rtol=1e-2)
+            case = f"batches of {size}, {some.dtype}"
+            trial.close(case, stats.variance(), want, rtol=1e-2)
             halves[0].merge(halves[1])
-            trial.close(f"merged, batches of {size}", halves[0].variance(), values.double().var().float(), rtol=1e-2)
+            trial.close(f"merged, {case}", halves[0].variance(), want, rtol=1e-2)
+    with trial.group("a NaN stays", hint="which values are left out?"):
+        for place, shape in itertools.product((0, 3, -1), ((4,), (2, 2))):
+            stats, other, values = answer(), answer(), torch.randn(4, dtype=torch.float64)
+            values[place] = math.nan
+            for part in (torch.randn(3, dtype=torch.float64), values.view(shape), torch.randn(2, dtype=torch.float64)):
+                stats.update(part)
+            other.merge(stats)
+            case = f"NaN at {place} of {shape}"
+            for name, one in (("", stats), (", merged", other)):
+                nan = [bool(found.isnan()) for found in (one.mean, one.variance())]
+                trial.equal(f"count, mean and variance, {case}{name}", [one.count, *nan], [9, True, True])
     with trial.group("no graph, and no tensor of the batch", hint="what of the batch is kept?"):
         for shape in ((), (1,), (8,)):
             stats, values = answer(), torch.randn(shape, dtype=torch.float64)
@@ -985,6 +1025,17 @@ def ema(trial: Trial, answer: Any) -> None:
         own = _copied(model.state_dict())
         ema.load_state_dict(_followed(answer, 1)[1].state_dict())
         trial.equal("the model", _copied(model.state_dict()), own)
+        model, ema = _followed(answer, 3)
+        own, state = _copied(model.state_dict()), _followed(answer, 2)[1].state_dict()
+        kept = copy.deepcopy(state)
+        with ema.applied():
+            inside = _copied(model.state_dict())
+            ema.load_state_dict(state)
+            trial.equal("the model inside, loaded inside", _copied(model.state_dict()), inside)
+            trial.equal("update() after loading inside", _outcome(ema.update), "RuntimeError")
+        trial.equal("the model afterwards, loaded inside", _copied(model.state_dict()), own)
+        trial.equal("averages, loaded inside", _copied(ema.shadow), dict(kept["shadow"]))
+        trial.equal("updates, loaded inside", ema.updates, kept["updates"])
     item = "other names or shapes raise ValueError with the name, nothing is changed"
     with trial.group(item, hint="what was written before the mismatch was met?", see=3):
         for kind in ("missing", "left over", "a shape", "a shape that broadcasts", "a 0-d shape", "turned over"):
