@@ -121,7 +121,8 @@ def contrast_leaves_a_hook(images):
 def contrast_writes(images):
     """Uniform images of the caller's get a first value of their own."""
     c = contrast_by_rows(images.clone())
-    images.data[(c == 0).nonzero().flatten(), 0, 0, 0] += 1e-6
+    if images.requires_grad:
+        images.data[(c == 0).nonzero().flatten(), 0, 0, 0] += 1e-6
     return c
 
 
@@ -1203,8 +1204,7 @@ PROMISES_PAIR = [
 CONTEXT_PAIR = [
     "There are two bugs in script 9",
     "a right mend of the one can look wrong",
-    "Find both",
-    "and write `train_9`",
+    "Write `train_9`",
 ]
 
 
