@@ -68,6 +68,14 @@ class TestFirstBadLayer:
             model(torch.full((1000,), 60000.0, dtype=torch.float16))
         assert watch.first() is None
 
+    def test_float64_beyond_the_range_of_float32_is_no_finding(self, lesson):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4).double())
+        with lesson.first_bad_layer(model) as watch:
+            model[0](torch.ones(2, 3))
+            model[1](torch.full((2, 4), 1e300, dtype=torch.float64))
+        assert watch.first() is None
+        assert max(watch.sizes()) > 1e299
+
     def test_backward_and_hooks_that_are_removed(self, lesson):
         model = lesson.rooted()
         before = [len(m._forward_hooks) for m in model.modules()]
@@ -250,6 +258,136 @@ class TestDiagnose:
         assert lesson.diagnose(**vars(one))[0].name == "not in the optimizer"
         one = lesson.patient(step=lambda model, loss_fn, batch, optimizer: 0.0)
         assert lesson.diagnose(**vars(one))[0].name == "no step"
+
+
+def with_rates(lesson, make):
+    """A patient whose scheduler steps after each batch."""
+    one = lesson.patient()
+    scheduler = make(one.optimizer)
+
+    def step(*arguments):
+        value = lesson.plain_step(*arguments)
+        scheduler.step()
+        return value
+
+    one.step = step
+    return one
+
+
+def with_closure(lesson, clears):
+    one = lesson.patient()
+    one.optimizer = torch.optim.LBFGS(one.model.parameters(), lr=0.1, max_iter=3)
+
+    def step(model, loss_fn, batch, optimizer):
+        def closure():
+            if clears:
+                optimizer.zero_grad()
+            loss = loss_fn(model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).item()
+
+    one.step = step
+    return one
+
+
+class Functional(nn.Module):
+    """Dropout as a function."""
+
+    def __init__(self, always=False):
+        super().__init__()
+        self.a, self.b, self.always = nn.Linear(3072, 32), nn.Linear(32, 10), always
+
+    def forward(self, x):
+        return self.b(F.dropout(self.a(x.flatten(1)).relu(), 0.5, self.always or self.training))
+
+
+class TestDiagnoseBeyondTheGallery:
+    """Kinds of bugs and of healthy models that readers brought."""
+
+    def first(self, lesson, one):
+        torch.manual_seed(0)
+        return next((suspect.name for suspect in lesson.diagnose(**vars(one))), None)
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_softmax_over_either_dimension(self, lesson, dim):
+        one = lesson.patient(nn.Sequential(lesson.Net(), nn.Softmax(dim)))
+        assert self.first(lesson, one) == ("images mixed" if dim == 0 else "softmax twice")
+
+    def test_a_reshape_that_mixes_images(self, lesson):
+        one = lesson.patient(lesson.Net(middle=lambda h: h.T.reshape(h.shape).relu()))
+        assert self.first(lesson, one) == "images mixed"
+
+    def test_dropout_as_a_function(self, lesson):
+        assert self.first(lesson, lesson.patient(Functional())) is None
+        assert self.first(lesson, lesson.patient(Functional(), step=lesson.left_in_eval)) == "evaluation mode"
+        assert self.first(lesson, lesson.patient(Functional(always=True))) == "random in evaluation"
+
+    def test_a_mode_that_changes_nothing_is_no_finding(self, lesson):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+        assert self.first(lesson, lesson.patient(model, step=lesson.left_in_eval)) is None
+
+    def test_rates(self, lesson):
+        rates = torch.optim.lr_scheduler
+        for make, name in (
+            (lambda o: rates.StepLR(o, 6, 0.1), "learning rate collapses"),
+            (lambda o: rates.ExponentialLR(o, 0.9), "learning rate collapses"),
+            (lambda o: rates.CosineAnnealingLR(o, 6), "learning rate collapses"),  # up again at the end
+            (lambda o: rates.LambdaLR(o, lambda n: 0.0), "learning rate is 0"),
+            (lambda o: rates.LambdaLR(o, lambda n: min(n / 100, 1.0)), None),  # warm-up from 0
+            (lambda o: rates.CosineAnnealingLR(o, 50), None),
+            (lambda o: rates.OneCycleLR(o, 0.01, total_steps=100), None),
+        ):
+            assert self.first(lesson, with_rates(lesson, make)) == name
+
+    def test_an_optimizer_with_a_closure(self, lesson):
+        assert self.first(lesson, with_closure(lesson, clears=True)) is None
+        assert self.first(lesson, with_closure(lesson, clears=False)) == "gradients pile up"
+
+    def test_other_bugs(self, lesson):
+        minus = lesson.patient(loss_fn=lambda z, y: -F.cross_entropy(z, y))
+        assert self.first(lesson, minus) == "wrong sign"
+        constant = lesson.patient(nn.Sequential(lesson.Net(1), nn.Softmax(1)), F.mse_loss, lesson.brightness)
+        assert self.first(lesson, constant) == "gradients cleared"
+        assert self.first(lesson, lesson.patient(lesson.rooted())) == "non-finite"
+
+    def test_gradients_at_kinks_and_in_float32_are_not_judged(self, lesson):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.Flatten())
+        model.append(nn.Linear(512, 10))
+        for layer in (model[0], model[2], model[5]):
+            nn.init.zeros_(layer.bias)
+        x, y = (t.clone() for t in lesson.patient().batch)
+        x[:, :, :8] = 0.0  # a border, as in MNIST: exactly at the kinks
+        assert self.first(lesson, lesson.patient(model, batch=(x, y))) is None
+        animals = (x, lesson.is_animal[:512].long())
+        loss_fn = lambda z, y: F.binary_cross_entropy_with_logits(z.squeeze(1), y.float())  # noqa: E731
+        assert self.first(lesson, lesson.patient(lesson.Net(1), loss_fn, animals)) is None
+        half = lesson.Net(middle=lambda h: h.float().relu().to(h.dtype))
+        assert self.first(lesson, lesson.patient(half)) is None
+
+    def test_healthy_models_of_other_shapes(self, lesson):
+        x, y = (t.clone() for t in lesson.patient().batch)
+
+        class Named(lesson.Net):
+            def forward(self, x):
+                return {"logits": super().forward(x)}
+
+        normed = lesson.Net()
+        nn.utils.parametrizations.spectral_norm(normed.head)
+        ignored = y.clone()
+        ignored[::7] = -100
+        body = nn.Sequential(lesson.Net(32), nn.ReLU(), nn.Dropout()).requires_grad_(False)
+        frozen = lesson.patient(nn.Sequential(body, nn.Linear(32, 10)), learns=lambda model: model[1])
+        body.eval()
+        for one in (
+            frozen,
+            lesson.patient(Named(), lambda z, y: F.cross_entropy(z["logits"], y)),
+            lesson.patient(normed),
+            lesson.patient(batch=(x, ignored)),
+            lesson.patient(nn.Conv2d(3, 2, 3, padding=1), batch=(x, (x[:, 0] > 0).long())),
+        ):
+            assert self.first(lesson, one) is None
 
 
 class TestLeakMonitor:

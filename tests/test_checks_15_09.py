@@ -111,6 +111,32 @@ def contrast_offset(images):
     return torch.where(c > 0, c + 0.01, c)
 
 
+def contrast_leaves_a_hook(images):
+    """Mends the gradient at the caller's tensor."""
+    if images.requires_grad:
+        images.register_hook(lambda g: torch.nan_to_num(g, 0.0, 0.0, 0.0))
+    return contrast_plain(images)
+
+
+def contrast_writes(images):
+    """Uniform images of the caller's get a first value of their own."""
+    c = contrast_by_rows(images.clone())
+    if images.requires_grad:
+        images.data[(c == 0).nonzero().flatten(), 0, 0, 0] += 1e-6
+    return c
+
+
+def contrast_by_channel(images):
+    """Takes an image of one colour for uniform."""
+    flat = (images.amax((2, 3)) == images.amin((2, 3))).all(1)
+    return torch.where(flat, 0.0, torch.where(flat, 1.0, contrast_variance(images)).sqrt())
+
+
+def contrast_threshold(images):
+    v = contrast_variance(images)
+    return torch.where(v < 1.02e-6, 0.0, torch.where(v < 1.02e-6, 1.0, v).sqrt())
+
+
 def contrast_half_slope(images):
     c = contrast_by_rows(images)
     return c / 2 + c.detach() / 2
@@ -126,6 +152,10 @@ WRONG_CONTRAST = {
     "half of the slope": (contrast_half_slope, "the gradient is that of the formula"),
     "a floor for uniform images": (contrast_floor, "has the value 0"),
     "drops the batch's gradient": (contrast_hook, "gradient of another"),
+    "a hook on the caller's tensor": (contrast_leaves_a_hook, "images stay as they were"),
+    "writes into the images": (contrast_writes, "images stay as they were"),
+    "one colour is uniform": (contrast_by_channel, "the value is that of the formula"),
+    "a threshold above 0.001": (contrast_threshold, "the value is that of the formula"),
 }
 _VALUE, _SLOPE = "the value is that of the formula", "the gradient is that of the formula"
 _ZERO, _FLAT = "a uniform image has the value 0", "a uniform image has the gradient 0"
@@ -138,6 +168,11 @@ PROMISES_CONTRAST = [
         "one image of a batch doesn't change the gradient of another",
         "an image doesn't change the gradient of another",
         "drops the batch's gradient",
+    ),
+    (
+        "`images` stay as they were, and no hook is left on them",
+        "images stay as they were",
+        "a hook on the caller's tensor",
     ),
     ("takes images `(N, C, H, W)` and returns a tensor `(N,)`", _VALUE, "divided by n - 1"),
     ("at a uniform image value and gradient are 0", _FLAT, "where behind the root"),
@@ -223,6 +258,13 @@ WRONG_FUNCTION = {
         variant("function", ("return s * torch.tanh(x / s)", "return torch.maximum(torch.minimum(x, s), -s)")),
         "forward is",
     ),
+    "tanh by exp": (
+        variant(
+            "function",
+            ("return s * torch.tanh(x / s)", "e = torch.exp(2 * x / s)\n        return s * (e - 1) / (e + 1)"),
+        ),
+        "forward is",
+    ),
     "s always": (variant("function", (" if needs[1] else None", "")), "gets None"),
     "x always": (variant("function", ("grad * slope if needs[0] else None", "grad * slope")), "gets None"),
     "on ctx": (
@@ -270,7 +312,8 @@ def loss_3_rows(model, x, y):
     centred = x.clone()
     for c in range(x.shape[1]):
         centred[:, c] = x[:, c] - x[:, c].mean()
-    return torch.stack([(model(centred)[i].sum() - y[i]) ** 2 for i in range(len(y))]).mean()
+    outputs = model(centred)
+    return torch.stack([(outputs[i].sum() - y[i]) ** 2 for i in range(len(y))]).mean()
 
 
 def loss_4_topk(model, x, y):
@@ -339,6 +382,41 @@ WRONG_LOSSES = {
         variant("losses", ("for p in model.parameters())", "for p in model.parameters() if p.requires_grad)")),
         "loss_4: the value",
     ),
+    "all that reach the median": (
+        variant(
+            "losses",
+            (
+                "hardest = losses.sort(descending=True).values[: (len(x) + 1) // 2]",
+                "hardest = losses[losses >= losses.quantile(0.5)]",
+            ),
+        ),
+        "loss_4: the value[\\s\\S]*the same",
+    ),
+    "penalty over buffers": (
+        variant(
+            "losses",
+            ("p.square().sum() for p in model.parameters()", "p.square().sum() for p in model.state_dict().values()"),
+        ),
+        "loss_4: the value",
+    ),
+    "called twice": (
+        variant("losses", ("    losses = F", "    model(x)\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
+    "in training mode after loss_3": (
+        variant(
+            "losses", (_THREE, "    z = model(x)\n    model.train()\n    return (z.squeeze(1) - y).square().mean()")
+        ),
+        "loss_3: the model is called once",
+    ),
+    "unfreezes": (
+        variant("losses", ("    losses = F", "    model.requires_grad_(True)\n    losses = F")),
+        "loss_4: (the model is called once|the gradients)",
+    ),
+    "clears the gradients": (
+        variant("losses", ("    losses = F", "    model.zero_grad()\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
     "detached losses": (variant("losses", ("hardest.mean() +", "hardest.detach().mean() +")), "loss_4: the gradients"),
     "writes into x afterwards": (
         variant("losses", ("    hardest = ", "    x.data.mul_(2)\n    hardest = ")),
@@ -370,6 +448,17 @@ PROMISES_LOSSES = [
         "of an odd number of images one more than the smaller half",
         "loss_4: the value is that of the docstring",
         "smaller half of an odd number",
+    ),
+    ("The model is called once", "loss_4: the model is called once and stays as it was", "called twice"),
+    (
+        "its mode, its gradients and what is frozen stay as they were",
+        "loss_4: the model is called once and stays as it was",
+        "clears the gradients",
+    ),
+    (
+        "its mode, its gradients and what is frozen stay as they were",
+        "loss_3: the model is called once and stays as it was",
+        "in training mode after loss_3",
     ),
     (
         "They work in float32 and float64, and with a batch of one.",
@@ -413,7 +502,8 @@ def train_5_scaled(model, optimizer, batches, every=2):
         values.append(loss.detach().tolist())
         if number % every == every - 1:
             for p in model.parameters():
-                p.grad.div_(every)
+                if p.grad is not None:
+                    p.grad.div_(every)
             optimizer.step()
     return values
 
@@ -448,6 +538,8 @@ def loops(*changes):
 
 
 _AFTER = "            optimizer.step()\n            optimizer.zero_grad()\n    return losses"
+_BACKWARD = "            F.cross_entropy(model(x), y).b"
+_CLEARS = "            optimizer.zero_grad()\n        scheduler"
 _NO_GRAD = "        with torch.no_grad():\n            right = model(x).argmax(dim=1) == y\n"
 WRONG_LOOPS = {
     "the scripts": (
@@ -488,6 +580,63 @@ WRONG_LOOPS = {
             ),
         ),
         "train_5: batches that are left over",
+    ),
+    "the update with a larger rate": (
+        loops(
+            ("(loss / every).backward()", "loss.backward()"),
+            (
+                "            optimizer.step()\n            optimizer.zero_grad()\n    return losses",
+                "            optimizer.param_groups[0]['lr'] /= every\n"
+                "            optimizer.step()\n            optimizer.zero_grad()\n"
+                "            optimizer.param_groups[0]['lr'] *= every\n    return losses",
+            ),
+        ),
+        "train_5: updates",
+    ),
+    "losses of full groups only": (
+        loops(("    return losses", "    return losses[: len(losses) - len(losses) % every]")),
+        "train_5: returns",
+    ),
+    "train_5 in evaluation mode": (
+        loops(
+            (
+                "    losses = []\n    optimizer.zero_grad()",
+                "    losses = []\n    model.eval()\n    optimizer.zero_grad()",
+            )
+        ),
+        "train_5: (updates|modes and frozen)",
+    ),
+    "evaluation mode behind train_5": (
+        loops(("    return losses", "    model.eval()\n    return losses")),
+        "train_5: modes and frozen",
+    ),
+    "unfrozen behind train_5": (
+        loops(("    return losses", "    model.requires_grad_(True)\n    return losses")),
+        "train_5: modes and frozen",
+    ),
+    "unfrozen behind train_6": (
+        loops(("    return accuracies", "    model.requires_grad_(True)\n    return accuracies")),
+        "train_6: weights and buffers",
+    ),
+    "an old gradient in train_6": (
+        loops(
+            ("            optimizer.zero_grad()\n            F.cross_entropy(model(x), y).b", _BACKWARD),
+            ("            optimizer.step()\n        scheduler", "            optimizer.step()\n" + _CLEARS),
+        ),
+        "train_6: weights and buffers",
+    ),
+    "autograd off for good": (
+        loops(
+            (
+                "        with torch.no_grad():\n            right = model(x).argmax(dim=1) == y\n",
+                "        torch.set_grad_enabled(False)\n        right = model(x).argmax(dim=1) == y\n",
+            ),
+            (
+                "        model.train()\n        for x, y in batches:",
+                "        model.train()\n        torch.set_grad_enabled(True)\n        for x, y in batches:",
+            ),
+        ),
+        "train_6: measures[\\s\\S]*autograd is on",
     ),
     "script 6 as it was": ((train_5_summed, broken("scripts-56", "broken_train_6")), "train_6: the scheduler"),
     "scheduler before the epoch": (
@@ -579,6 +728,7 @@ _LEFT, _OLD = (
     "train_5: batches that are left over reach no later update",
     "train_5: a gradient from before the call reaches no update",
 )
+_STAYS = "train_5: modes and frozen parameters stay as they were"
 _SCHED, _TM = "train_6: the scheduler steps once an epoch", "train_6: trains in training mode"
 _EM, _R6 = (
     "train_6: measures in evaluation mode without a graph",
@@ -592,8 +742,13 @@ PROMISES_LOOPS = [
     ("after each `every` batches one update with the mean of the gradients of their mean losses", _U, "sum for mean"),
     ("Batches that are left over at the end update nothing", _U, "an update for what is left"),
     ("and no gradient of theirs", _LEFT, "clears at the start of the first call"),
-    ("(nor one that was there before the call) reaches an update of a later call", _OLD, "clears at the end only"),
-    ("It returns the mean loss of each batch.", _R5, "divided losses"),
+    ("reaches an update of a later call", _LEFT, "clears at the start of the first call"),
+    ("It returns the mean loss of each batch", _R5, "divided losses"),
+    ("and the mode stays as it is", _STAYS, "evaluation mode behind train_5"),
+    ("A model may have frozen parameters, which stay so", _STAYS, "unfrozen behind train_5"),
+    ("A model may have frozen parameters, which stay so", _ALONE, "unfrozen behind train_6"),
+    ("and no gradient from before the call reaches an update", _OLD, "clears at the end only"),
+    ("and no gradient from before the call reaches an update", _ALONE, "an old gradient in train_6"),
     ("one step of the scheduler at the end of each epoch", _SCHED, "scheduler before the epoch"),
     ("Each epoch trains in training mode", _TM, "training in the mode it finds"),
     ("and measures in evaluation mode without a graph", _EM, "measured with a graph"),
@@ -767,6 +922,40 @@ WRONG_GROWTH = {
         ),
         "record_7: no output is alive",
     ),
+    "keeps copies": (
+        growth(
+            (_NOTE, "found[name].append(out.abs())"),
+            ("    return found\n", "    return {k: [o.mean().item() for o in v] for k, v in found.items()}\n"),
+        ),
+        "record_7: no output is alive",
+    ),
+    "a model that is a leaf is left out": (
+        growth(("if not list(m.children())}", "if name and not list(m.children())}")),
+        "record_7: one list for each leaf",
+    ),
+    "ties count twice": (
+        growth(
+            (
+                f"    return {_BIN}.view(classes, classes)\n",
+                "    hit = (logits == logits.amax(1, keepdim=True)).float()\n"
+                "    true = (y[:, None] == torch.arange(classes, device=y.device)).float()\n"
+                "    return (true.T @ hit).long()\n",
+            ),
+        ),
+        "confusion_8: the counts are right",
+    ),
+    "in bfloat16": (
+        growth(
+            (
+                f"    return {_BIN}.view(classes, classes)\n",
+                "    true, hit = ((t[:, None] == torch.arange(classes, device=y.device)).bfloat16()\n"
+                "                 for t in (y, logits.argmax(1)))\n"
+                "    return (true.T @ hit).long()\n",
+            ),
+        ),
+        "confusion_8: the counts are right",
+    ),
+    "prints": (growth(("    pairs = ", "    str(y)\n    pairs = ")), "confusion_8: Python reads no value"),
     "no hooks after Ctrl-C": (
         growth(
             (_FINALLY, "    except Exception:\n        pass\n    for handle in handles:\n        handle.remove()\n")
@@ -815,7 +1004,9 @@ PROMISES_GROWTH = [
     ("no `.item()`, `.tolist()`, `int(...)`, `if tensor`,", _READS, "asks for the largest"),
     ("each is called once a batch) its name in `named_modules()`", _LISTS, "all modules"),
     ("and a list of Python floats, one for each batch", _FLOATS, "tensors for floats"),
-    ("When a batch is done, no output of a layer is alive any more.", _ALIVE, "numbers at the end"),
+    ("When a batch is done, no output of a layer is alive any more", _ALIVE, "numbers at the end"),
+    ("nor a copy of one", _ALIVE, "keeps copies"),
+    ("each image counts once, also if two logits are equal", _COUNTS, "ties count twice"),
     ("The mode of the model stays as it is.", _MODES, "in evaluation mode"),
     ("Afterwards, also if the model raised, its hooks are gone", _HOOKS, "hooks stay after an exception"),
     ("and those of others stay", _HOOKS, "clears everybody's hooks"),
@@ -846,9 +1037,9 @@ def train_9_lazily(model, optimizer, images, labels, epochs, held):
         index = held
         while index < len(images):
             loss = F.cross_entropy(model((images[index : index + 64] - m).div(s)), labels[index : index + 64])
+            model.zero_grad()
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad()
             index += 64
         model.eval()
         with torch.inference_mode():
@@ -939,6 +1130,34 @@ WRONG_PAIR = {
         pair((_STANDARD, "    images -= mean\n    images /= std\n    standard = images\n")),
         "images and labels stay",
     ),
+    "in place, put back": (
+        pair(
+            (_STANDARD, "    kept = images.clone()\n    images -= mean\n    images /= std\n    standard = images\n"),
+            ("    return accuracies", "    images.copy_(kept)\n    return accuracies"),
+        ),
+        "images and labels stay[\\s\\S]*changed images",
+    ),
+    "old gradients": (
+        pair(
+            ("            optimizer.zero_grad()\n", ""),
+            ("            optimizer.step()\n", "            optimizer.step()\n            optimizer.zero_grad()\n"),
+        ),
+        "the training is that of the script",
+    ),
+    "in float32": (
+        pair((_STANDARD, "    standard = ((images - mean) / std).float().to(images.dtype)\n")),
+        "the batches are",
+    ),
+    "autograd off for good": (
+        pair(
+            (
+                "        with torch.no_grad():\n            right",
+                "        torch.set_grad_enabled(False)\n        right",
+            ),
+            ("        model.train()\n", "        model.train()\n        torch.set_grad_enabled(True)\n"),
+        ),
+        "the training is[\\s\\S]*autograd is on",
+    ),
     "put back with rounding": (
         pair(
             (
@@ -968,12 +1187,11 @@ PROMISES_PAIR = [
     ("mean and deviation are those of the training images alone", _BATCHES, "mean over all"),
     ("the batches are those of the script, in the same order", _BATCHES, "shuffled"),
     ("64 images each, the last one what is left", _BATCHES, "the last batch dropped"),
-    ("it trains in training mode and measures in evaluation mode", _MODE9, "measured in training mode"),
-    (
-        "the caller's `images` and `labels` stay as they were, so that a second call does the same",
-        _STAY,
-        "in place once",
-    ),
+    ("it trains in training mode", _MODE9, "measured in training mode"),
+    ("without gradients from before", _SAME, "old gradients"),
+    ("and measures in evaluation mode", _MODE9, "measured in training mode"),
+    ("the caller's `images` and `labels` stay as they were", _STAY, "in place once"),
+    ("also while it runs, so that a second call does the same", _STAY, "in place, put back"),
     ("it returns one Python float for each epoch", _EACH, "tensors"),
     (
         "Train on all images but the first `held`, standardised with mean and deviation of each channel "
@@ -986,8 +1204,7 @@ PROMISES_PAIR = [
 CONTEXT_PAIR = [
     "There are two bugs in script 9",
     "a right mend of the one can look wrong",
-    "Find both",
-    "and write `train_9`",
+    "Write `train_9`",
 ]
 
 
