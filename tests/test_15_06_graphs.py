@@ -16,7 +16,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-proxy mini-tracer verified effect fusion-arguments norm-values conv-values
+    mini-proxy mini-tracer verified effect module-effect fusion-arguments norm-values conv-values
     call-again fusion-cases fusion-parts to-grid fake-quant to-integer
 """
 NETS = {"googlenet": {"init_weights": False, "aux_logits": False}}
