@@ -127,6 +127,10 @@ WRONG_REPLACE = {
         "a call of new",
     ),
     "one call more": (replace_with_log, "all other calls stay"),
+    "dead code goes": (
+        variant("replace", ("    gm.delete_all", "    gm.graph.eliminate_dead_code()\n    gm.delete_all")),
+        "all other calls stay",
+    ),
     "writes into the model": (replace_and_write, "model stays as it is"),
     "modules left": (variant("replace", ("    gm.delete_all_unused_submodules()\n", "")), "holds no nn.ReLU"),
     "by name": (
@@ -320,6 +324,10 @@ WRONG_FLOPS = {
     "FlopCounterMode around each node": (check._count_flops, "torch.mm"),
     "all kinds of convolution": (
         variant("flops", ("(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)", "(nn.Linear, nn.modules.conv._ConvNd)")),
+        "aren't named",
+    ),
+    "transposed functions of another kind": (
+        variant("flops", ("weighted = (F.linear,", "weighted = (F.conv_transpose2d, F.linear,")),
         "aren't named",
     ),
     "transposed functions": (
@@ -919,6 +927,10 @@ WRONG_INSERT = {
         variant("insert", ("(nn.Conv2d, nn.Linear)", "(nn.Conv2d, nn.Linear, nn.SiLU)"), ("            if type(layer) is nn.Linear:", "            if type(layer) is nn.SiLU:\n                call = node\n            elif type(layer) is nn.Linear:")),
         "AttributeError|layers became|takes any",
     ),
+    "dead code goes": (
+        variant("insert", ("    gm.recompile()\n", "    graph.eliminate_dead_code()\n    gm.recompile()\n")),
+        "layers became",
+    ),
     "a call more": (
         variant("insert", ("        node.replace_all_uses_with(call)\n", "        with graph.inserting_after(call):\n            graph.call_method('detach', (call,))\n        node.replace_all_uses_with(call)\n")),
         "layers became",
@@ -971,7 +983,7 @@ PROMISES_INSERT = [
     ("for `per_channel` a grid for each output channel", _ONE_WEIGHT, "always per channel"),
     ("A layer that is called several times has one for its weight.", _ONE_WEIGHT, "one for each call"),
     ("The bias, if there is one, isn't rounded; stride, padding, dilation and groups stay.", _AS_WAS, "bias lost"),
-    ("All other nodes stay.", _FUNCTIONS, "a call more"),
+    ("All other nodes stay, also", _FUNCTIONS, "a call more"),
     (
         "Parameters and buffers of called modules keep their names in the state dict",
         "parameters keep their names",

@@ -108,6 +108,7 @@ def _relu_cases() -> list[tuple[str, Callable[[], nn.Module], Callable, int, int
             1,
         ),
         ("F.relu", lambda: _Forward(lambda m, x: F.relu(x) + x), lambda act, x: act(x) + x, 1, 1),
+        ("a call that nobody uses", lambda: _Forward(lambda m, x: (x * 3, F.relu(x))[1]), lambda act, x: act(x), 1, 1),
         ("torch.relu", lambda: _Forward(lambda m, x: torch.relu(x) + x), lambda act, x: act(x) + x, 1, 1),
         ("the method relu", lambda: _Forward(lambda m, x: (x - 1).relu().exp()), lambda act, x: act(x - 1).exp(), 1, 2),
         ("F.relu(input=x)", lambda: _Forward(lambda m, x: F.relu(input=x)), lambda act, x: act(x), 1, 0),
@@ -324,8 +325,8 @@ def count_flops(trial: Trial, answer: Any) -> None:
     with trial.group("nodes that aren't named count 0", hint="what is their length?"):
         trial.equal("layer norm, GELU, sums", _counted(answer(model, x)), {})
         model = _Forward(
-            lambda m, x: (m.t(x), F.conv_transpose1d(x, m.w), torch.mm(x[0], m.v), torch.addmm(m.v[:2], x[0], m.v)),
-            t=nn.ConvTranspose1d(2, 3, 2), w=torch.randn(2, 3, 2), v=torch.randn(6, 1),
+            lambda m, x: (m.t(x), F.conv_transpose1d(x, m.w), F.conv_transpose2d(x, m.u), torch.mm(x[0], m.v), torch.addmm(m.v[:2], x[0], m.v)),
+            t=nn.ConvTranspose1d(2, 3, 2), w=torch.randn(2, 3, 2), u=torch.randn(3, 1, 2, 2), v=torch.randn(6, 1),
         )  # fmt: skip
         trial.equal("transposed convolutions, torch.mm, torch.addmm", _counted(answer(model, x)), {})
         model = _Forward(lambda m, x: (x.shape[0], x.chunk(2), m.matmul(x)), matmul=nn.Tanh())
@@ -855,7 +856,7 @@ def _layers_case(kind: str) -> nn.Module:
         "other layers": lambda m, x: (
             m.lone(x),
             F.linear(x, m.fc.weight),
-            m.act(m.fc(x)),
+            (x * 7, m.act(m.fc(x)))[1],
             m.norm(m.fake_quant_0(m.fake_quant_1(x))),
         ),
     }[kind]
