@@ -609,6 +609,7 @@ def fuse_by_torch(model):
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
         gm.graph.erase_node(source)
+    gm.delete_all_unused_submodules()
     gm.recompile()
     return gm
 
@@ -692,7 +693,7 @@ WRONG_FUSE = {
     ),
     "at the place of the norm": (variant("fuse", (_INSERT, "        with gm.graph.inserting_before(node):\n")), "calls that write"),
     "dead code goes": (
-        variant("fuse", ("    gm.delete_all_unused_submodules()\n", "    gm.graph.eliminate_dead_code()\n")),
+        variant("fuse", ("    gm.delete_all_unused_submodules()\n", "    gm.graph.eliminate_dead_code()\n    gm.delete_all_unused_submodules()\n")),
         "calls that write",
     ),
     "users ignored": (variant("fuse", (_USERS, "if conv is None:"), ("        gm.graph.erase_node(source)\n", "        gm.graph.erase_node(source) if not source.users else None\n")), "left alone"),
@@ -743,6 +744,7 @@ WRONG_FUSE = {
         "every kind",
     ),
     "frozen": (variant("fuse", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(False)\n")), "that learn"),
+    "modules left": (variant("fuse", ("    gm.delete_all_unused_submodules()\n", "")), "nobody calls"),
     "not recompiled": (variant("fuse", ("    gm.recompile()\n", "")), "code of another graph"),
     "copied into leaves": (
         variant("fuse", (_NEW, _NEWER + "\n            if new.op == 'call_module':\n                gm.get_submodule(new.target).weight.copy_(fold_any(conv, norm)[0])")),
@@ -779,6 +781,7 @@ PROMISES_FUSE = [
         "weights needed",
     ),
     ("Each fused pair is one call less", _TWICE, "shared modules left"),
+    ("modules that nobody calls any more are gone", "no module is left that nobody calls", "modules left"),
     ("the new numbers are parameters that learn", "the new numbers are parameters that learn", "frozen"),
     (
         "A convolution or batch norm that is called several times is fused at each place, with numbers of its own.",

@@ -693,6 +693,10 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
             trial.equal(label, _state(model), before)
             trial.equal(label, _shape_of(model), shape)
             trial.equal(label, copy.deepcopy(model)(x), want)
+        bare = copy.deepcopy(result)
+        bare.delete_all_unused_submodules()
+        kept, called = ([path for path, _ in gm.named_modules()] for gm in (result, bare))
+        trial.equal("no module is left that nobody calls", kept, called, hint="what does state_dict hold?", see=1)
         if pairs and label in learning:
             with trial.group("the new numbers are parameters that learn", hint="what may fit change?"):
                 trial.equal(f"gradients arrive, {label}", _learns(result, x), True)
@@ -848,7 +852,7 @@ def _layers_case(kind: str) -> nn.Module:
     }
     forward = {
         "plain": lambda m, x: (m.conv(x), m.second(x)),
-        "uneven": lambda m, x: (m.strided(x), m.same(x), m.mirrored(x)),
+        "uneven": lambda m, x: (m.mirrored(x), m.strided(x), m.same(x)),
         "bare": lambda m, x: (m.conv(x) * 2, m.second(x.relu())),
         "shared value": lambda m, x: ((y := x * 2), m.conv(y), m.second(y), y)[1:],
         "called twice": lambda m, x: ((y := m.fc(x)), m.out(m.out(y)), y.sum())[1:],
@@ -1191,6 +1195,12 @@ def _forgetful(gm: fx.GraphModule) -> None:
     gm.recompile()
 
 
+def _tidy(gm: fx.GraphModule) -> fx.GraphModule:
+    """Right: modules go that nobody calls, and their tensors with them."""
+    gm.delete_all_unused_submodules()
+    return gm
+
+
 def _dead_code(gm: fx.GraphModule) -> fx.GraphModule:
     """Wrong where a node that nobody uses writes."""
     gm.graph.eliminate_dead_code()
@@ -1316,9 +1326,12 @@ def pass_backend(trial: Trial, answer: Any) -> None:
             want = [("_same", steps, True), ("_dead_code", steps, False), ("_same", steps, True)]
             trial.equal(f"log of dead-code removal, {label}", backend.log, [want])
         gm = capture(lambda m, x: ((x * 3).exp(), x + m.scale)[1:])
-        backend = answer([_dead_code])
+        gm.add_submodule("spare", nn.Linear(2, 2))
+        left = len(gm.graph.nodes) - 2
+        backend = answer([_dead_code, _tidy])
         backend(gm, [x.clone()])
-        trial.equal("log where nothing is written", backend.log, [[("_dead_code", len(gm.graph.nodes) - 2, True)]])
+        want = [("_dead_code", left, True), ("_tidy", left, True)]
+        trial.equal("log where nothing is written, and a module goes that nobody calls", backend.log, [want])
     with trial.group(
         "gradients flow through the callable", hint="is gradient mode off when it is called, or is it a copy?"
     ):
@@ -1334,6 +1347,13 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         backend = answer([_same])
         run = backend(fx.GraphModule(nn.Module(), graph), [x, 3])
         trial.equal("a tensor and a number", (run(x, 3), backend.log), ((x * 3,), [[("_same", 4, True)]]))
+        graph = fx.Graph()
+        a, rows = graph.placeholder("a"), graph.placeholder("rows")
+        graph.output((graph.call_function(operator.getitem, (a, rows)),))
+        backend = answer([_same])
+        run = backend(fx.GraphModule(nn.Module(), graph), [x, slice(1, 3)])
+        got = run(x, slice(0, 2)), backend.log
+        trial.equal("a tensor and a slice", got, ((x[:2],), [[("_same", 4, True)]]))
 
 
 class _NoPasses:
