@@ -16,7 +16,8 @@ from torch.fx.passes.shape_prop import ShapeProp
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-proxy mini-tracer verified effect fusion-arguments norm-values conv-values
+    silent-cases
+    mini-proxy mini-tracer verified effect module-effect fusion-arguments norm-values conv-values
     call-again fusion-cases fusion-parts to-grid fake-quant to-integer
 """
 NETS = {"googlenet": {"init_weights": False, "aux_logits": False}}
@@ -201,6 +202,59 @@ class TestPasses:
         found = {node.name: lesson.effect(gm, node) for node in gm.graph.nodes}
         want = dict.fromkeys(found, "none") | dict.fromkeys(["norm", "relu", "mul_", "relu_1"], "writes")
         assert found == want | dict.fromkeys(["drop", "rand_like", "dropout"], "random")
+
+    def test_random_calls_are_known_and_what_is_unknown_counts_as_writing(self, lesson):
+        def forward(m, x):
+            y = x.abs()
+            (
+                F.dropout2d(x),
+                F.alpha_dropout(x, training=True),
+                F.rrelu(x, training=True),
+                F.gumbel_softmax(x),
+                torch.normal(x, y),
+            )
+            torch.poisson(y), torch.multinomial(y, 2), y.bernoulli(), F.scaled_dot_product_attention(x, x, x)
+            m.alpha(x), m.rrelu(x), m.attention(x, x, x), m.encoder(x), m.lstm(x)
+            torch.ops.aten.rand_like.default(x)
+            x.normal_(), torch.ops.aten.add_.Tensor(x, 1), F.dropout(x, inplace=True), m.embed(x), m.parametrized(x)
+            torch.batch_norm(x, None, None, m.p, m.p, True, 0.1, 1e-5, False), m.hooked(x), m.own(x)
+            F.normalize(x), F.dropout(x, training=False), F.instance_norm(x), F.layer_norm(x, (3,)), m.plain(x)
+            torch.ops.aten.add.Tensor(x, 1), m.silent(x), x.shape, x.to(torch.float64), x.__abs__()
+            return x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.alpha, self.rrelu, self.own = nn.AlphaDropout(), nn.RReLU(), lesson.Case(torch.sin)
+                self.attention = nn.MultiheadAttention(3, 1, dropout=0.5)
+                self.encoder = nn.TransformerEncoderLayer(3, 1, 4)
+                self.lstm, self.plain = nn.LSTM(3, 3, 2, dropout=0.5), nn.Tanh()
+                self.embed, self.hooked = nn.Embedding(3, 3, max_norm=1.0), nn.Linear(3, 3)
+                self.silent = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3)).eval()
+                self.parametrized = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+                self.hooked.register_forward_hook(lambda m, a, o: o * 2)
+                self.p = nn.Parameter(torch.ones(3))
+
+            def forward(self, x):
+                return forward(self, x)
+
+        class Outside(fx.Tracer):
+            def is_leaf_module(self, module, path):
+                return path != ""
+
+        model = Model()
+        gm = fx.GraphModule(model, Outside().trace(model))
+        found = {node.name: lesson.effect(gm, node) for node in gm.graph.nodes}
+        random = """dropout2d alpha_dropout rrelu gumbel_softmax normal poisson multinomial bernoulli alpha rrelu_1
+            scaled_dot_product_attention attention encoder lstm rand_like_default"""
+        writes = "normal_ add__tensor dropout embed parametrized batch_norm hooked own"
+        assert [name for name, kind in found.items() if kind == "writes"] == writes.split()
+        assert {name for name, kind in found.items() if kind == "random"} == set(random.split())
+
+    def test_verified_tells_of_nan(self, lesson):
+        gm = fx.symbolic_trace(lesson.Case(lambda x: (x, x * float("nan"))))
+        difference = lesson.verified(gm, lesson.Case(lambda x: (x, x)), torch.ones(2))
+        assert difference != difference
 
     def test_passes_keep_the_torchvision_networks(self, lesson):
         torch.manual_seed(0)

@@ -14,7 +14,7 @@ from course.answers import answers, definitions
 from course.exercises import student_source
 from shared.checks import topic_15_06 as check
 
-CELLS = "effect fusion-arguments norm-values conv-values call-again to-grid fake-quant"
+CELLS = "effect module-effect fusion-arguments norm-values conv-values call-again to-grid fake-quant"
 GIVEN = definitions("15-06", *CELLS.split())
 ANSWERS = answers("15-06", given=GIVEN)
 STUBS = answers("15-06", edit=student_source, given=GIVEN)
@@ -38,6 +38,9 @@ class Wrapped(nn.Module):
 
     def forward(self, *args):
         return self.gm(*args)
+
+
+_SOUND = "returns a GraphModule with a sound graph, and the code of that graph"
 
 
 def wrapping(answer):
@@ -118,12 +121,16 @@ WRONG_REPLACE = {
     "torch.relu only": (variant("replace", ("in (F.relu, torch.relu)", "in (torch.relu,)")), "place of each ReLU"),
     "no method": (variant("replace", ('n.target == "relu"', "False")), "place of each ReLU"),
     "not connected": (variant("replace", ("with(call)", "with(value)")), "place of each ReLU"),
-    "not recompiled": (variant("replace", ("    gm.recompile()\n", "")), "place of each ReLU"),
+    "not recompiled": (variant("replace", ("    gm.recompile()\n", "")), "code of another graph"),
     "inplace passed on": (
         variant("replace", ("(new, (value,))", "(new, (), {'x': value})")),
         "a call of new",
     ),
     "one call more": (replace_with_log, "all other calls stay"),
+    "dead code goes": (
+        variant("replace", ("    gm.delete_all", "    gm.graph.eliminate_dead_code()\n    gm.delete_all")),
+        "all other calls stay",
+    ),
     "writes into the model": (replace_and_write, "model stays as it is"),
     "modules left": (variant("replace", ("    gm.delete_all_unused_submodules()\n", "")), "holds no nn.ReLU"),
     "by name": (
@@ -134,6 +141,17 @@ WRONG_REPLACE = {
         variant("replace", (_IS_RELU, "isinstance(gm.get_submodule(n.target), (nn.ReLU, nn.ReLU6))")),
         "other activations stay",
     ),
+    "modules of that name": (
+        variant(
+            "replace",
+            ("}.get(node.op, lambda n: False)(node)", "}.get(node.op, lambda n: False)(node) or node.target == 'relu'"),
+        ),
+        "other activations stay.*|named relu",
+    ),
+    "methods by name": (
+        variant("replace", ('lambda n: n.target == "relu"', "lambda n: 'relu' in n.target")),
+        "the method prelu",
+    ),
     "functions by name": (
         variant("replace", ("n.target in (F.relu, torch.relu)", '"relu" in n.target.__name__')),
         "other activations stay",
@@ -142,7 +160,7 @@ WRONG_REPLACE = {
 _PLACE = "computes what the model does with new in place of each ReLU"
 _CALL = "each ReLU is a call of new, the input its only argument"
 PROMISES_REPLACE = [
-    ("which returns a `GraphModule`", "returns a GraphModule that passes lint", "a module"),
+    ("which returns a `GraphModule`", _SOUND, "a module"),
     ("in which each ReLU is a call of the function `new`", _PLACE, "modules forgotten"),
     ("with the ReLU's input as its only argument", _CALL, "inplace passed on"),
     ("A ReLU may be written as `nn.ReLU`", _PLACE, "F.relu only"),
@@ -192,6 +210,49 @@ def flops_by_shapes(model, *inputs):
             n = given[0].shape[-1]
         counts[node.name] = 2 * n * values[node].numel() if n else 0
     return counts
+
+
+class _ByKind(fx.Interpreter):
+    """A count is what the last call of call_module, call_function or call_method found."""
+
+    def run(self, *inputs):
+        self.counts = {}
+        super().run(*inputs)
+        return self.counts
+
+    def run_node(self, node):
+        self.last = 0
+        value = super().run_node(node)
+        self.counts[node.name] = self.last
+        return value
+
+    def call_module(self, target, args, kwargs):
+        value, layer = super().call_module(target, args, kwargs), self.fetch_attr(target)
+        if isinstance(layer, nn.Linear):
+            self.last = 2 * value.numel() * layer.in_features
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            self.last = 2 * value.numel() * layer.weight.numel() // layer.out_channels
+        return value
+
+    def call_function(self, target, args, kwargs):
+        value = super().call_function(target, args, kwargs)
+        first, *rest = [*args, *(kwargs[k] for k in ("input", "weight") if k in kwargs)] or [None]
+        if target in {torch.matmul, torch.bmm, operator.matmul}:
+            self.last = 2 * value.numel() * first.size(-1)
+        elif target in {F.linear, F.conv1d, F.conv2d, F.conv3d}:
+            self.last = 2 * value.numel() * rest[0].numel() // rest[0].size(0)
+        return value
+
+    def call_method(self, target, args, kwargs):
+        value = super().call_method(target, args, kwargs)
+        if target == "matmul":
+            self.last = 2 * value.numel() * args[0].size(-1)
+        return value
+
+
+@torch.no_grad()
+def flops_by_methods(model, *inputs):
+    return _ByKind(model if isinstance(model, fx.GraphModule) else fx.symbolic_trace(model)).run(*inputs)
 
 
 _COUNT = "2 * length * value.numel()"
@@ -260,6 +321,41 @@ WRONG_FLOPS = {
     ),
     "runs twice": (variant("flops", ("        Counter(gm).run(*inputs)\n", "        Counter(gm).run(*inputs)\n        Counter(gm).run(*inputs)\n")), "runs once"),
     "with gradients": (variant("flops", ("with torch.no_grad():", "with torch.enable_grad():")), "no gradients"),
+    "FlopCounterMode around each node": (check._count_flops, "torch.mm"),
+    "all kinds of convolution": (
+        variant("flops", ("(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)", "(nn.Linear, nn.modules.conv._ConvNd)")),
+        "aren't named",
+    ),
+    "transposed functions of another kind": (
+        variant("flops", ("weighted = (F.linear,", "weighted = (F.conv_transpose2d, F.linear,")),
+        "aren't named",
+    ),
+    "transposed functions": (
+        variant("flops", ("weighted = (F.linear,", "weighted = (F.conv_transpose1d, F.linear,")),
+        "aren't named",
+    ),
+    "torch.mm": (variant("flops", ("torch.bmm, operator", "torch.bmm, torch.mm, operator")), "aren't named"),
+    "with a functional bias": (
+        variant("flops", ('["weight"])[0].numel()', '["weight"])[0].numel() + (len(args) > 2 and args[2] is not None)')),
+        "linear layers",
+    ),
+    "with a functional bias by keyword": (
+        variant("flops", ('["weight"])[0].numel()', '["weight"])[0].numel() + (kwargs.get("bias") is not None)')),
+        "linear layers",
+    ),
+    "batches only": (
+        variant("flops", ("length = module.weight[0].numel()", "length = module.weight[0].numel() * (module.weight.dim() in (2, value.dim()))")),
+        "linear layers",
+    ),
+    "a Linear's first argument": (
+        variant("flops", ("length = module.weight[0].numel()", "length = module.weight[0].numel() + 0 * args[0].dim()")),
+        "IndexError",
+    ),
+    "keywords for bmm only": (
+        variant("flops", ('args[0] if args else kwargs["input"]', 'kwargs["input"] if node.target is torch.bmm and not args else args[0]')),
+        "IndexError",
+    ),
+    "evaluation mode": (variant("flops", ("    with torch.no_grad():", "    gm.eval()\n    with torch.no_grad():")), "model stays"),
     "left off": (variant("flops", ("    with torch.no_grad():\n        Counter(gm).run(*inputs)\n", "    torch.set_grad_enabled(False)\n    Counter(gm).run(*inputs)\n")), "no gradients"),
 }  # fmt: skip
 _ORDER, _LINEAR = "all nodes are in it, in order", "linear layers and convolutions"
@@ -268,9 +364,10 @@ PROMISES_FLOPS = [
     ("returns a dictionary: name of the node", _ORDER, "a list"),
     ("floating-point operations, two for each multiply-add", _LINEAR, "multiply-adds once"),
     ("the bias not counted, as `FlopCounterMode` counts", _LINEAR, "with the bias"),
+    ("Arguments may be given by keyword.", "takes the arguments as they are given", "raises on keywords"),
     ("All nodes of the traced graph are in it, in order", _ORDER, "counted nodes only"),
     ("those that aren't named below with 0", "nodes that aren't named count 0", "each output counts"),
-    ("the functions `F.linear`, `F.conv1d` to `F.conv3d`", _ORDER, "raises on keywords"),
+    ("the functions `F.linear`, `F.conv1d` to `F.conv3d`", _LINEAR, "with a functional bias"),
     ("`torch.matmul`, `torch.bmm`, the operator `@` and the method `matmul`", "matrix products", "no method"),
     ("Matrices may be batched and broadcast; none is a vector.", "matrix products", "batch forgotten"),
     (
@@ -279,7 +376,8 @@ PROMISES_FLOPS = [
         "by module",
     ),
     ("Strides, groups and dilation have their effect.", "strides, groups and dilation", "in_channels"),
-    ("`model` may be a `GraphModule` already.", "a GraphModule may be given", "traced anew"),
+    ("and stays as it is", "model stays as it is", "evaluation mode"),
+    ("`model` may be a `GraphModule` already", "a GraphModule may be given", "traced anew"),
     (
         "No gradients are recorded.",
         "no gradients are recorded, and recording is as it was afterwards",
@@ -414,6 +512,26 @@ WRONG_CSE = {
         ),
         "placeholders",
     ),
+    "exchanged operands": (
+        variant("cse", ("repr(node.args)", "repr(sorted(map(repr, node.args)) if node.target is operator.add else node.args)")),
+        "operands exchanged",
+    ),
+    "types at the top alone": (
+        variant("cse", ("repr(node.args)", "repr([(type(a), a if not isinstance(a, (tuple, list)) else fx.node.map_aggregate(a, lambda v: v + 0.0 if isinstance(v, (bool, int, float)) else v)) for a in node.args])")),
+        "constants differ",
+    ),
+    "zeros in keywords": (
+        variant("cse", ("repr(sorted(node.kwargs.items()))", "repr(sorted((k, v + 0.0 if type(v) is float else v) for k, v in node.kwargs.items()))")),
+        "constants differ",
+    ),
+    "unused nodes go": (
+        variant("cse", ("    return fx.GraphModule(gm, graph)", "    [graph.erase_node(n) for n in reversed(graph.nodes) if not n.users and n.op.startswith('call')]\n    return fx.GraphModule(gm, graph)")),
+        "nobody uses",
+    ),
+    "not recompiled": (
+        variant("cse", ("graph, first = copy.deepcopy(gm.graph), {}", "result, first = copy.deepcopy(gm), {}\n    graph = result.graph"), ("    return fx.GraphModule(gm, graph)", "    return result")),
+        "code of another graph",
+    ),
     "wrong outputs": (None, ""),
 }  # fmt: skip
 
@@ -443,8 +561,9 @@ PROMISES_CSE = [
         "a graph that writes keeps all of its nodes",
         "writes ignored",
     ),
-    ("Placeholders and the output stay.", "placeholders and the output stay", "placeholders with a default merged"),
-    ("The result passes `lint`", "returns a GraphModule that passes lint", "a module"),
+    ("and so do nodes that nobody uses", _ONE, "unused nodes go"),
+    ("Placeholders and the output stay", "placeholders and the output stay", "placeholders with a default merged"),
+    ("The result passes `lint`", _SOUND, "a module"),
     ("gives the same outputs", "outputs stay the same", "wrong outputs"),
     ("`gm` stays as it is", "gm stays as it is", "in place"),
     ("A GraphModule in which nodes that compute the same are one node.", "takes any GraphModule", "lists refused"),
@@ -470,8 +589,13 @@ def fuse_by_torch(model):
         conv = GIVEN["conv_values"](gm, source)
         if conv is None or set(source.users) != {node}:
             continue
-        statistics = [norm["running_mean"], norm["running_var"], norm["eps"], norm["weight"], norm["bias"]]
-        weight, groups = conv["weight"].detach(), conv["groups"]
+
+        def wide(value):
+            return value.detach().double() if isinstance(value, torch.Tensor) else value
+
+        statistics = [wide(norm[key]) for key in ("running_mean", "running_var", "eps", "weight", "bias")]
+        weight, groups, dtype = wide(conv["weight"]), conv["groups"], conv["weight"].dtype
+        conv["bias"] = wide(conv["bias"])
         if conv["transposed"]:  # (in, out/g, ...) → (out, in/g, ...), fold, and back
             turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
             folded, bias = fuse_conv_bn_weights(turned, conv["bias"], *statistics)
@@ -481,10 +605,11 @@ def fuse_by_torch(model):
         with gm.graph.inserting_after(source):
             before = source
             with gm.graph.inserting_before(before):
-                new = GIVEN["call_again"](gm, before, folded.detach(), bias.detach())
+                new = GIVEN["call_again"](gm, before, folded.detach().to(dtype), bias.detach().to(dtype))
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
         gm.graph.erase_node(source)
+    gm.delete_all_unused_submodules()
     gm.recompile()
     return gm
 
@@ -503,6 +628,8 @@ def fuse_and_leave(model):
 _USERS = "if conv is None or len(source.users) > 1:"
 _MODE = "if module.training and (module is model or isinstance(module, NORMS)):"
 _WIDE = "wide = torch.promote_types(dtype, torch.float32)"
+_NEW = "            node.replace_all_uses_with(call_again(gm, source, *fold_any(conv, norm)))"
+_NEWER = "            new = call_again(gm, source, *fold_any(conv, norm))\n            node.replace_all_uses_with(new)"
 _INSERT = "        with gm.graph.inserting_before(source):\n"
 WRONG_FUSE = {
     "a module": (wrapping(ANSWERS["fuse_conv_bn"]), "GraphModule"),
@@ -566,7 +693,7 @@ WRONG_FUSE = {
     ),
     "at the place of the norm": (variant("fuse", (_INSERT, "        with gm.graph.inserting_before(node):\n")), "calls that write"),
     "dead code goes": (
-        variant("fuse", ("    gm.delete_all_unused_submodules()\n", "    gm.graph.eliminate_dead_code()\n")),
+        variant("fuse", ("    gm.delete_all_unused_submodules()\n", "    gm.graph.eliminate_dead_code()\n    gm.delete_all_unused_submodules()\n")),
         "calls that write",
     ),
     "users ignored": (variant("fuse", (_USERS, "if conv is None:"), ("        gm.graph.erase_node(source)\n", "        gm.graph.erase_node(source) if not source.users else None\n")), "left alone"),
@@ -581,6 +708,48 @@ WRONG_FUSE = {
     "switches to eval": (variant("fuse", (_MODE, "if False:"), ("    gm = fx.symbolic", "    model.eval()\n    gm = fx.symbolic")), "training mode raises"),
     "only the model's mode": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "module is model")), "training mode raises"),
     "norms only": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "isinstance(module, NORMS)")), "training mode raises"),
+    "2d norms only": (variant("fuse", ("isinstance(module, NORMS)", "isinstance(module, nn.BatchNorm2d)")), "training mode raises"),
+    "norms of torch only": (variant("fuse", ("isinstance(module, NORMS)", "type(module) in NORMS")), "training mode raises"),
+    "norms with statistics only": (
+        variant("fuse", ("isinstance(module, NORMS)", "isinstance(module, NORMS) and module.running_mean is not None")),
+        "training mode raises",
+    ),
+    "all names": (variant("fuse", ("{name or 'model'} is", "model {[n for n, _ in model.named_modules()]} is")), "training mode raises"),
+    "output padding lost": (
+        variant("fuse", (_NEW, _NEWER + "\n            if new.op == 'call_module' and conv['transposed']:\n                m = gm.get_submodule(new.target)\n                m.output_padding = (0,) * len(m.output_padding)")),
+        "every kind",
+    ),
+    "dilation of transposed ones lost": (
+        variant("fuse", (_NEW, _NEWER + "\n            if new.op == 'call_module' and conv['transposed']:\n                m = gm.get_submodule(new.target)\n                m.dilation = (1,) * len(m.dilation)")),
+        "every kind",
+    ),
+    "output size lost": (
+        variant("fuse", (_NEW, _NEWER + "\n            if new.op == 'call_module':\n                new.args, new.kwargs = (named(source)['input'],), {}")),
+        "every kind",
+    ),
+    "bias in bfloat16": (
+        variant("fuse", ("return kernel.to(dtype), bias.to(dtype)", "b0 = (0.0 if start is None else start) - mean\n    return kernel.to(dtype), (b0.to(dtype) * scale.to(dtype) + (0.0 if beta is None else beta.to(dtype))).to(dtype)")),
+        "rounded once",
+    ),
+    "wide only if the norm is": (
+        variant("fuse", (_WIDE, 'wide = torch.promote_types(dtype, norm["running_var"].dtype)')),
+        "rounded once",
+    ),
+    "weight and bias go together": (
+        variant("fuse", ("(1.0 if gamma is None else gamma)", "(1.0 if gamma is None or beta is None else gamma)")),
+        "every kind",
+    ),
+    "bias only with a weight": (
+        variant("fuse", ("(0.0 if beta is None else beta)", "(0.0 if gamma is None or beta is None else beta)")),
+        "every kind",
+    ),
+    "frozen": (variant("fuse", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(False)\n")), "that learn"),
+    "modules left": (variant("fuse", ("    gm.delete_all_unused_submodules()\n", "")), "nobody calls"),
+    "not recompiled": (variant("fuse", ("    gm.recompile()\n", "")), "code of another graph"),
+    "copied into leaves": (
+        variant("fuse", (_NEW, _NEWER + "\n            if new.op == 'call_module':\n                gm.get_submodule(new.target).weight.copy_(fold_any(conv, norm)[0])")),
+        "in-place|leaf",
+    ),
     "any module": (variant("fuse", ("(module is model or isinstance(module, NORMS))", "True")), "training mode raises"),
     "RuntimeError": (variant("fuse", ("raise ValueError(", "raise RuntimeError(")), "training mode raises"),
     "no name": (variant("fuse", ("{name or 'model'} is", "something is")), "training mode raises"),
@@ -596,7 +765,7 @@ PROMISES_FUSE = [
         _KINDS,
         "eps forgotten",
     ),
-    ("The result is a `GraphModule`", "returns a GraphModule that passes lint", "a module"),
+    ("The result is a `GraphModule`", _SOUND, "a module"),
     ("that computes what `model` computes", "right beside calls that write", "at the place of the norm"),
     ("in the same dtype", _ONCE, "float32 result"),
     ("`model` and its tensors stay as they are", "model and its tensors stay as they are", "model changed"),
@@ -611,15 +780,23 @@ PROMISES_FUSE = [
         "takes any model in evaluation mode",
         "weights needed",
     ),
-    ("Each fused pair is one node less.", _TWICE, "shared modules left"),
+    ("Each fused pair is one call less", _TWICE, "shared modules left"),
+    ("modules that nobody calls any more are gone", "no module is left that nobody calls", "modules left"),
+    ("the new numbers are parameters that learn", "the new numbers are parameters that learn", "frozen"),
     (
         "A convolution or batch norm that is called several times is fused at each place, with numbers of its own.",
         _TWICE,
         "writes over",
     ),
     ("a convolution whose output has other users", _ALONE, "users ignored"),
-    ("A model in training mode, or with a batch norm module in training mode", _TRAINING, "only the model's mode"),
+    (
+        "A model in training mode, or with a batch norm module (of a subclass too) in training mode",
+        _TRAINING,
+        "only the model's mode",
+    ),
     ("raises `ValueError` with that module's name", _TRAINING, "no name"),
+    ("and no other's (the model itself is `model`)", _TRAINING, "all names"),
+    ("of a subclass too", _TRAINING, "norms of torch only"),
     ("Numbers are folded in float32 at least and rounded once to the convolution's dtype", _ONCE, "scale rounded"),
     ("a bfloat16 convolution may have a float32 batch norm", _ONCE, "folded in bfloat16"),
     ("Folded weight and bias, from what conv_values and norm_values return.", _KINDS, "beta forgotten"),
@@ -628,7 +805,8 @@ PROMISES_FUSE = [
 ]
 CONTEXT_FUSE = [
     "Write `fuse_conv_bn(model)`.",
-    "Inputs have a batch dimension.",
+    "Inputs have a batch dimension;",
+    "modules have no hooks.",
     "The three helpers above may be used.",
 ]
 
@@ -650,11 +828,15 @@ def insert_in_two_walks(model, bits=8, per_channel=True):
 
     for node, layer in layers.items():
         source = node.all_input_nodes[0]
+        if getattr(layer, "padding_mode", "zeros") != "zeros":
+            continue
         if source not in taken:
             with graph.inserting_after(source):
                 taken[source] = add(source, layer.weight, 8, None, False)
         node.args, node.kwargs = (taken[source],), {}
     for node, layer in layers.items():
+        if getattr(layer, "padding_mode", "zeros") != "zeros":
+            continue
         with graph.inserting_before(node):
             if node.target not in taken:
                 weight = graph.get_attr(f"{node.target}.weight")
@@ -668,6 +850,15 @@ def insert_in_two_walks(model, bits=8, per_channel=True):
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     gm.recompile()
+    return gm
+
+
+def insert_and_share_buffers(model, bits=8, per_channel=True):
+    """Running statistics of the result are the model's own."""
+    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
+    for name, buffer in model.named_buffers():
+        owner, _, key = name.rpartition(".")
+        gm.get_submodule(owner)._buffers[key] = buffer
     return gm
 
 
@@ -705,7 +896,7 @@ WRONG_INSERT = {
                 "            node.target = new\n"
                 "    gm.delete_all_unused_submodules()\n"
                 "    for m in list(gm.modules()):\n"
-                "        if type(m) in (nn.Conv2d, nn.Linear):\n"
+                "        if type(m) in (nn.Conv2d, nn.Linear) and getattr(m, 'padding_mode', 'zeros') == 'zeros':\n"
                 "            m.bias = None\n"
                 "    gm.recompile()\n",
             ),
@@ -724,9 +915,24 @@ WRONG_INSERT = {
     "always per channel": (variant("insert", ("0 if per_channel else None", "0")), "a weight passes one"),
     "asymmetric weights": (variant("insert", ("symmetric=True", "symmetric=False")), "a weight passes one"),
     "eight bits always": (variant("insert", ("bits=bits", "bits=8")), "a weight passes one"),
+    "square strides": (variant("insert", ("(layer.stride,", "(layer.stride[0],")), "outputs equal|rounded"),
+    "square dilation": (variant("insert", ("layer.dilation,", "layer.dilation[0],")), "outputs equal"),
+    "padding by number": (
+        variant("insert", ("layer.padding, layer", "layer.padding if isinstance(layer.padding, tuple) else 0, layer")),
+        "outputs equal",
+    ),
+    "any padding mode": (variant("insert", ('!= "zeros"', '== "?"')), "outputs equal"),
+    "buffers shared": (insert_and_share_buffers, "leaves model alone"),
+    "thaws": (variant("insert", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(True)\n")), "leaves model alone"),
+    "not recompiled": (variant("insert", ("    gm.recompile()\n", "")), "code of another graph"),
+    "arguments exchanged": (variant("insert", ("F.linear, (x, weight, bias)", "F.linear, (weight, x, bias)")), "outputs equal"),
     "modules stay": (
         variant("insert", ("(nn.Conv2d, nn.Linear)", "(nn.Conv2d, nn.Linear, nn.SiLU)"), ("            if type(layer) is nn.Linear:", "            if type(layer) is nn.SiLU:\n                call = node\n            elif type(layer) is nn.Linear:")),
         "AttributeError|layers became|takes any",
+    ),
+    "dead code goes": (
+        variant("insert", ("    gm.recompile()\n", "    graph.eliminate_dead_code()\n    gm.recompile()\n")),
+        "layers became",
     ),
     "a call more": (
         variant("insert", ("        node.replace_all_uses_with(call)\n", "        with graph.inserting_after(call):\n            graph.call_method('detach', (call,))\n        node.replace_all_uses_with(call)\n")),
@@ -770,7 +976,7 @@ _FUNCTIONS = "layers became functions, all other calls stay"
 _ELSE = "rounded values are what layers see, and nothing else"
 _TRAINED = "training the copy leaves model alone"
 PROMISES_INSERT = [
-    ("which returns a traced copy", "returns a GraphModule that passes lint", "a module"),
+    ("which returns a traced copy", _SOUND, "a module"),
     ("is a call of `F.conv2d` or `F.linear` on rounded values", _FUNCTIONS, "a call more"),
     ("The layer's input passes a `FakeQuant` with 8 bits and one grid.", _ONE_VALUE, "symmetric values"),
     ("A value that goes to several such layers passes one and the same", _ONE_VALUE, "one for each layer"),
@@ -780,47 +986,55 @@ PROMISES_INSERT = [
     ("for `per_channel` a grid for each output channel", _ONE_WEIGHT, "always per channel"),
     ("A layer that is called several times has one for its weight.", _ONE_WEIGHT, "one for each call"),
     ("The bias, if there is one, isn't rounded; stride, padding, dilation and groups stay.", _AS_WAS, "bias lost"),
-    ("All other nodes stay.", _FUNCTIONS, "a call more"),
+    ("All other nodes stay, also", _FUNCTIONS, "a call more"),
     (
-        "Parameters keep their names, so that the state dict has all of the model's",
+        "Parameters and buffers of called modules keep their names in the state dict",
         "parameters keep their names",
         "clean names",
     ),
     ("training the copy leaves `model` alone", _TRAINED, "not a copy"),
+    ("frozen ones stay frozen", _TRAINED, "thaws"),
+    ("also a convolution that pads with anything but zeros", _AS_WAS, "any padding mode"),
     ("As inserted the `FakeQuant`s observe and don't round: outputs equal the model's.", _AS_WAS, "rounds at once"),
     ("They are on the weight's device.", "on the weight's device", "on the CPU"),
     ("A traced copy whose convolutions and linear layers work on fake-quantized values.", _FUNCTIONS, "a call more"),
 ]
-CONTEXT_INSERT = []
+CONTEXT_INSERT = ["The model writes nothing in place"]
 
 # ---------------------------------------------------------------- backend
 
 
 class BackendByFunctions:
-    """Compares with the outputs of the graph as it came, and keeps the state of the generator by hand."""
+    """Keeps the state of the generator by hand, and compares what a run leaves, tensor by tensor."""
 
     def __init__(self, passes):
         self.passes, self.log = tuple(passes), []
 
     def _try(self, gm, example_inputs):
         state = torch.get_rng_state()
+        inputs = copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in example_inputs])
+        gm = copy.deepcopy(gm)
+        old = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
         try:
             torch.manual_seed(99)
             with torch.no_grad():
-                return copy.deepcopy(gm)(
-                    *copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in example_inputs])
-                )
+                outputs = gm(*inputs)
         finally:
             torch.set_rng_state(state)
+        left = {name: t for name, t in gm.state_dict().items() if (t != old[name]).any()}
+        return [outputs, {i: t for i, t in enumerate(inputs) if hasattr(t, "detach")}, left]
+
+    def holds(self, new, gm, example_inputs):
+        new.graph.lint()
+        torch.testing.assert_close(self._try(new, example_inputs), self._try(gm, example_inputs))
 
     def __call__(self, gm, example_inputs):
-        want, log = self._try(gm, example_inputs), []
+        log = []
         for one in self.passes:
             trial = copy.deepcopy(gm)
             try:
                 trial = one(trial)
-                trial.graph.lint()
-                torch.testing.assert_close(self._try(trial, example_inputs), want)
+                self.holds(trial, gm, example_inputs)
             except Exception:
                 log.append((one.__name__, len(gm.graph.nodes), False))
             else:
@@ -840,8 +1054,7 @@ class BackendWithRecursion:
         for one in self.passes:
             try:
                 new = one(copy.deepcopy(gm))
-                new.graph.lint()
-                torch.testing.assert_close(helper._try(new, example_inputs), helper._try(gm, example_inputs))
+                helper.holds(new, gm, example_inputs)
             except Exception:
                 new = None
             gm = gm if new is None else new
@@ -850,9 +1063,14 @@ class BackendWithRecursion:
         return lambda *args: gm(*args)
 
 
-_CLOSE = "                torch.testing.assert_close(outputs(changed), outputs(gm))\n"
+_CLOSE = "                torch.testing.assert_close(results(changed), results(gm))\n"
+_PAIRS = (
+    "                got, want = results(changed), results(gm)\n"
+    "                torch.testing.assert_close(got[1:], want[1:])\n"
+    "                pairs = list(zip(got[0], want[0], strict=False))\n"
+)
 _CHANGED = "changed = one(copy.deepcopy(gm))"
-_TRIAL = "return copy.deepcopy(graph_module)(*inputs)"
+_TRIAL = "trial, before = copy.deepcopy(graph_module), graph_module.state_dict()"
 _SEEDED = "            with torch.random.fork_rng(), torch.no_grad():\n                torch.manual_seed(0)\n"
 WRONG_BACKEND = {
     "tuples only": (
@@ -873,9 +1091,9 @@ WRONG_BACKEND = {
         variant("backend", ("        entries = []", "        original = gm\n        entries = []"), ("return gm.forward", "return original.forward")),
         "in order",
     ),
-    "doesn't compare": (variant("backend", (_CLOSE, "                outputs(changed)\n")), "other outputs"),
-    "loosely": (variant("backend", ("outputs(gm))", "outputs(gm), rtol=0.01, atol=0.01)")), "other outputs"),
-    "any dtype": (variant("backend", ("outputs(gm))", "outputs(gm), check_dtype=False)")), "other outputs"),
+    "doesn't compare": (variant("backend", (_CLOSE, "                results(changed)\n")), "other outputs"),
+    "loosely": (variant("backend", ("results(gm))", "results(gm), rtol=0.01, atol=0.01)")), "other outputs"),
+    "any dtype": (variant("backend", ("results(gm))", "results(gm), check_dtype=False)")), "other outputs"),
     "no copy for the pass": (variant("backend", (_CHANGED, "changed = one(gm)")), "other outputs|in order|raises"),
     "passes may not raise": (
         variant("backend", ("            try:\n                " + _CHANGED + "\n                changed.graph.lint()\n", "            " + _CHANGED + "\n            try:\n                changed.graph.lint()\n")),
@@ -883,11 +1101,11 @@ WRONG_BACKEND = {
     ),
     "no lint": (variant("backend", ("                changed.graph.lint()\n", "")), "lint is asked"),
     "comparison errors only": (
-        variant("backend", (_CLOSE, "                got = outputs(changed)\n" + _CLOSE.replace("outputs(changed)", "got")), ("except Exception:", "except (AssertionError, ValueError, KeyError):"), ("                " + _CHANGED + "\n                changed.graph.lint()\n", "                try:\n                    " + _CHANGED + "\n                    changed.graph.lint()\n                except Exception as error:\n                    raise ValueError from error\n")),
+        variant("backend", (_CLOSE, "                got = results(changed)\n" + _CLOSE.replace("results(changed)", "got")), ("except Exception:", "except (AssertionError, ValueError, KeyError):"), ("                " + _CHANGED + "\n                changed.graph.lint()\n", "                try:\n                    " + _CHANGED + "\n                    changed.graph.lint()\n                except Exception as error:\n                    raise ValueError from error\n")),
         "a result that raises",
     ),
     "inputs not copied": (variant("backend", ("v.detach().clone() if", "v.detach() if")), "trying runs on copies"),
-    "graph not copied": (variant("backend", (_TRIAL, "return graph_module(*inputs)")), "trying runs on copies"),
+    "graph not copied": (variant("backend", (_TRIAL, "trial, before = graph_module, copy.deepcopy(graph_module.state_dict())")), "trying runs on copies"),
     "generator moved": (variant("backend", ("with torch.random.fork_rng(), torch.no_grad():", "with torch.no_grad():")), "trying runs on copies"),
     "other numbers": (
         variant(
@@ -898,6 +1116,25 @@ WRONG_BACKEND = {
         ),
         "same numbers",
     ),
+    "what is there of both": (
+        variant("backend", (_CLOSE, _PAIRS + "                assert all(torch.allclose(a, b) and a.dtype == b.dtype for a, b in pairs)\n")),
+        "other outputs",
+    ),
+    "shapes broadcast": (
+        variant("backend", (_CLOSE, _PAIRS.replace("False", "True") + "                assert all(torch.allclose(a, b) and a.dtype == b.dtype for a, b in pairs)\n")),
+        "other outputs",
+    ),
+    "shares tensors with the pass": (
+        variant("backend", ("one(copy.deepcopy(gm))", "one(fx.GraphModule(gm, copy.deepcopy(gm.graph)))")),
+        "other outputs",
+    ),
+    "nothing returned": (
+        variant("backend", ("except Exception:", "except (RuntimeError, AssertionError, ValueError, TypeError, KeyError):")),
+        "a pass that raises",
+    ),
+    "outputs alone": (variant("backend", ("return outputs, [v for v in inputs if isinstance(v, Tensor)], changed", "return outputs")), "same is written"),
+    "outputs and inputs": (variant("backend", ("isinstance(v, Tensor)], changed", "isinstance(v, Tensor)]")), "same is written"),
+    "outputs and tensors": (variant("backend", ("return outputs, [v for v in inputs if isinstance(v, Tensor)], changed", "return outputs, changed")), "same is written"),
     "no gradients": (variant("backend", ("return gm.forward", "return torch.no_grad()(gm.forward)")), "gradients flow"),
     "a copy with detached inputs": (
         variant("backend", ("return gm.forward", "return lambda *a: gm(*[t.detach() if isinstance(t, Tensor) else t for t in a])")),
@@ -917,6 +1154,12 @@ PROMISES_BACKEND = [
         "other outputs aren't kept",
         "loosely",
     ),
+    (
+        "and writes the same into the inputs and into the tensors that the graph holds",
+        "the same is written",
+        "outputs alone",
+    ),
+    ("or returns no `GraphModule`", "a pass that raises isn't kept", "nothing returned"),
     ("One that raises", "a pass that raises isn't kept", "passes may not raise"),
     ("or whose result raises, isn't kept", "a result that raises isn't kept", "comparison errors only"),
     ("Trying runs on copies: example inputs, the tensors that the graph holds", _COPIES, "graph not copied"),
@@ -966,7 +1209,7 @@ CHECKS = {
 
 RIGHT = {
     "replace_relu": [replace_by_transformer, replace_in_place],
-    "count_flops": [flops_by_shapes, check._count_flops],
+    "count_flops": [flops_by_shapes, flops_by_methods],
     "eliminate_common_subexpressions": [cse_by_comparison, cse_by_building],
     "fuse_conv_bn": [fuse_by_torch, fuse_on_a_copy],
     "insert_fake_quant": [
