@@ -6,6 +6,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,6 +194,17 @@ class TestMetrics:
         assert (mean.total + mean.lost).double() != 1e8
         exact = float(mean.total.double() + mean.lost.double())
         assert exact == 100_001_000.0
+
+    @pytest.mark.slow
+    def test_ten_million_single_values_in_float32(self, lesson):
+        """The same values, one after the other, as the naive sum of the notebook gets."""
+        values = (torch.rand(10_000_000, generator=torch.Generator().manual_seed(0)) + 2.0).numpy()
+        exact, mean = values.mean(dtype=np.float64), lesson.RunningMean()
+        for value in values:
+            mean.update(value)
+        assert mean.total.dtype == np.float32
+        assert abs(mean.compute() / exact - 1) < 1e-5
+        assert abs(np.cumsum(values)[-1] / len(values) / exact - 1) > 1e-2
 
     def test_smoothing_is_a_weighted_mean(self, lesson):
         smooth, seen = lesson.Smoothed(0.8), []

@@ -25,8 +25,8 @@ DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
 NEEDED = {
     *("device", "train", "x_train", "y_train", "Batch", "elsewhere", "is_animal", "animals", "CUTS", "SQUARES"),
-    *("left_behind", "wide", "late", "losses", "head_of", "raw", "GALLERY", "CHECKS", "FINAL", "HEALTHY", "brightness"),
-    *("afterwards", "smooth", "slope", "WRONG", "mask", "KINDS"),
+    *("left_behind", "moved", "wide", "late", "modes", "scales", "head_of", "raw", "GALLERY", "CHECKS", "FINAL"),
+    *("HEALTHY", "brightness", "afterwards", "smooth", "slope", "WRONG", "KINDS", "plain_step"),
 }
 
 
@@ -321,12 +321,12 @@ class TestDiagnoseBeyondTheGallery:
 
     def test_dropout_as_a_function(self, lesson):
         assert self.first(lesson, lesson.patient(Functional())) is None
-        assert self.first(lesson, lesson.patient(Functional(), step=lesson.left_in_eval)) == "evaluation mode"
+        assert self.first(lesson, lesson.patient(Functional(), step=lesson.modes[0])) == "evaluation mode"
         assert self.first(lesson, lesson.patient(Functional(always=True))) == "random in evaluation"
 
     def test_a_mode_that_changes_nothing_is_no_finding(self, lesson):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-        assert self.first(lesson, lesson.patient(model, step=lesson.left_in_eval)) is None
+        assert self.first(lesson, lesson.patient(model, step=lesson.modes[0])) is None
 
     def test_rates(self, lesson):
         rates = torch.optim.lr_scheduler
