@@ -1,4 +1,5 @@
 """The checks of 15-10 accept right answers, however written, and reject what a student might really write."""
+# ruff: noqa: E501 (pieces of the notebook's code are quoted as they stand)
 
 import copy
 import hashlib
@@ -10,6 +11,7 @@ import zlib
 from collections import OrderedDict
 from itertools import chain, islice
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -45,9 +47,7 @@ DamagedCheckpoint, loader_generators = GIVEN["DamagedCheckpoint"], GIVEN["loader
 class ByHistory(Callback):
     """Keeps a list of the values and works everything out anew."""
 
-    def __init__(
-        self, monitor="val_loss", mode="min", patience=3, min_delta=0.0, threshold=None, divergence=None
-    ):
+    def __init__(self, monitor="val_loss", mode="min", patience=3, min_delta=0.0, threshold=None, divergence=None):
         if mode not in {"min", "max"}:
             raise ValueError(mode)
         self.__dict__.update(locals())
@@ -119,7 +119,7 @@ _BEST = "better = self.best is None or sign * value < sign * self.best - self.mi
 _SET = "self.best, self.wait = (value, 0) if better else (self.best, self.wait + 1)"
 _THRESHOLD = "self.threshold is not None and sign * value < sign * self.threshold"
 _DIVERGENCE = "self.divergence is not None and sign * value > sign * self.divergence"
-_LOAD = "self.best, self.wait, self.reason = state["best"], state["wait"], state["reason"]"
+_LOAD = 'self.best, self.wait, self.reason = state["best"], state["wait"], state["reason"]'
 WRONG_STOPPING = {
     "not a callback": (type("Alone", (), dict(vars(ByHistory))), "derived from Callback"),
     "not strictly better": (variant("stopping", (_BEST, _BEST.replace("value <", "value <="))), "best and wait"),
@@ -158,7 +158,7 @@ WRONG_STOPPING = {
     ),
     "patience is 5": (variant("stopping", ("patience=3", "patience=5")), "default patience"),
     "monitor is val_loss": (
-        variant("stopping", ("self.monitor, self.sign", 'self.monitor, self.sign'), ("= monitor,", '= "val_loss",')),
+        variant("stopping", ("self.monitor, self.sign", "self.monitor, self.sign"), ("= monitor,", '= "val_loss",')),
         "KeyError|wait reaches",
     ),
     "threshold reached is enough": (
@@ -204,15 +204,15 @@ WRONG_STOPPING = {
         "not finite",
     ),
     "judges what is being left": (
-        variant("stopping", ("if loop.ending is not None:\n            return\n", "")),
+        variant("stopping", ("        if loop.ending is not None:\n            return\n", "")),
         "being left",
     ),
     "leaves out by KeyError only": (
         variant(
             "stopping",
             (
-                "if loop.ending is not None:\n            return\n",
-                "if loop.ending is not None and self.monitor not in loop.metrics:\n            return\n",
+                "        if loop.ending is not None:\n",
+                "        if loop.ending is not None and self.monitor not in loop.metrics:\n",
             ),
         ),
         "being left",
@@ -222,13 +222,22 @@ WRONG_STOPPING = {
         "reason",
     ),
     "a new fit keeps best": (
-        variant("stopping", ("        " + _INIT, "        self.best = getattr(self, 'best', None)\n        self.wait, self.reason = 0, None")),
+        variant(
+            "stopping",
+            (
+                "        " + _INIT,
+                "        self.best = getattr(self, 'best', None)\n        self.wait, self.reason = 0, None",
+            ),
+        ),
         "reason|best and wait",
     ),
     "a new fit keeps the reason": (
         variant(
             "stopping",
-            ("        " + _INIT, "        self.best, self.wait = None, 0\n        self.reason = getattr(self, 'reason', None)"),
+            (
+                "        " + _INIT,
+                "        self.best, self.wait = None, 0\n        self.reason = getattr(self, 'reason', None)",
+            ),
         ),
         "reason",
     ),
@@ -247,7 +256,10 @@ WRONG_STOPPING = {
                 "    def on_checkpoint_load(self, loop: Loop) -> None:\n        if self.reason is not None:\n",
                 "    def on_checkpoint_load(self, loop: Loop) -> None:\n        if self.wait or self.reason:\n",
             ),
-            ("        self.on_checkpoint_load(loop)\n", "        if self.reason:\n            raise StopFit(self.reason)\n"),
+            (
+                "        self.on_checkpoint_load(loop)\n",
+                "        if self.reason:\n            raise StopFit(self.reason)\n",
+            ),
         ),
         "new object",
     ),
@@ -258,7 +270,10 @@ WRONG_STOPPING = {
     "goes on after loading": (
         variant(
             "stopping",
-            ("        self.on_checkpoint_load(loop)\n", "        if self.reason:\n            raise StopFit(self.reason)\n"),
+            (
+                "        self.on_checkpoint_load(loop)\n",
+                "        if self.reason:\n            raise StopFit(self.reason)\n",
+            ),
             ("    def on_checkpoint_load(", "    def on_checkpoint_loaded("),
         ),
         "stays stopped",
@@ -286,7 +301,7 @@ PROMISES_STOPPING = [
     ("At the end of each epoch it looks at `loop.metrics[monitor]`", _PATIENCE, "monitor is val_loss"),
     ("raises `StopFit` if the run should end", _PATIENCE, "stops one later"),
     ("Ends a run that gets no better, or is lost, or is good enough.", _PATIENCE, "stops one later"),
-    ("Better means smaller for `mode=\"min\"`, larger for `\"max\"`.", _BESTWAIT, "delta with the mode's sign"),
+    ('Better means smaller for `mode="min"`, larger for `"max"`.', _BESTWAIT, "delta with the mode's sign"),
     ("The first value, and each that is better than `best` by more than `min_delta`", _BESTWAIT, "not strictly better"),
     ("sets `wait` to 0", _BESTWAIT, "wait isn't set back"),
     ("any other adds 1 to `wait`", _BESTWAIT, "wait isn't set back"),
@@ -433,13 +448,14 @@ WRONG_RATIO = {
         "names of the parameters",
     ),
     "one number for all": (
-        ratios(
-            on_after_step=lambda self, loop: self.pending.append(("all", loop.step, torch.zeros(())))
-        ),
+        ratios(on_after_step=lambda self, loop: self.pending.append(("all", loop.step, torch.zeros(())))),
         "names of the parameters",
     ),
     "gradient times rate": (ratios(on_after_step=_by_gradient), "ratios of update"),
-    "divided by the new size": (variant("ratio", ("(w.norm() + 1e-12)", "(new[n].norm() + 1e-12)")), "ratios of update"),
+    "divided by the new size": (
+        variant("ratio", ("(w.norm() + 1e-12)", "(new[n].norm() + 1e-12)")),
+        "ratios of update",
+    ),
     "difference of the norms": (
         variant("ratio", ("(new[n] - w).norm()", "(new[n].norm() - w.norm()).abs()")),
         "ratios of update",
@@ -449,7 +465,10 @@ WRONG_RATIO = {
     "a large epsilon": (variant("ratio", ("1e-12", "1e-3")), "ratios of update"),
     "infinite for zeros": (variant("ratio", (" + 1e-12", "")), "ratios of update"),
     "each step": (variant("ratio", ("(loop.step + 1) % self.every == 0", "True")), "multiples of every"),
-    "one step late": (variant("ratio", ("(loop.step + 1) % self.every", "loop.step % self.every")), "multiples of every"),
+    "one step late": (
+        variant("ratio", ("(loop.step + 1) % self.every", "loop.step % self.every")),
+        "multiples of every",
+    ),
     "numbered from zero": (variant("ratio", ("append((loop.step,", "append((loop.step - 1,")), "multiples of every"),
     "counts its own steps": (
         ratios(
@@ -466,7 +485,6 @@ WRONG_RATIO = {
         ),
         "multiples of every",
     ),
-    "rows are lists": (variant("ratio", ("append((step, ratio))", "append([step, ratio])")), "complete|history: names"),
     "tensors in the history": (
         variant("ratio", ("ratios.tolist()", "ratios")),
         "history: names",
@@ -504,7 +522,10 @@ _NAMED, _VALUES, _EVERY = (
     "the ratios of update to weight",
     "looks at multiples of every",
 )
-_ROWS, _COMPLETE = "history: names, lists, an int and a float", "complete at the end of each epoch and of a run left early"
+_ROWS, _COMPLETE = (
+    "history: names, lists, an int and a float",
+    "complete at the end of each epoch and of a run left early",
+)
 PROMISES_RATIO = [
     ("a `Callback` that only looks", "is derived from Callback", "not a callback"),
     ("For each parameter that learns", _NAMED, "frozen ones, too"),
@@ -518,7 +539,11 @@ PROMISES_RATIO = [
     ("It is complete at the end of each epoch and of the run", _COMPLETE, "only at the end of the run"),
     ("also of one that is left early", _COMPLETE, "only at the end of epochs"),
     ("`on_fit_start` empties it", "on_fit_start empties the history", "the history goes on"),
-    ("Nothing is read from the device in the hooks of a batch", "nothing is read in the hooks of a batch", "reads at each step"),
+    (
+        "Nothing is read from the device in the hooks of a batch",
+        "nothing is read in the hooks of a batch",
+        "reads at each step",
+    ),
     ("the ratios wait as tensors", "nothing is read in the hooks of a batch", "reads at each step"),
     ("Weights, gradients and random numbers are left as they are", "it only looks", "clears the gradients"),
     ("no copy of a weight is kept after its step", "no copy of a weight is kept after its step", "keeps the copies"),
@@ -610,12 +635,15 @@ def _crc32(content):
 
 
 WRONG_FILE = {
-    "no read": (type("Writes", (), {"write": ANSWERS["CheckpointFile"].write}), "write and read"),
+    "no read": (type("Writes", (), {"write": ANSWERS["CheckpointFile"].write}), "comes back|runs"),
     "reads a copy from memory": (
         variant(
             "file",
             (_MOVE, _MOVE + "        self.state = state\n"),
-            ("        whole = self.path", "        if not hasattr(self, 'state'):\n            return {}\n        whole = self.path"),
+            (
+                "        whole = self.path",
+                "        if not hasattr(self, 'state'):\n            return {}\n        whole = self.path",
+            ),
         ),
         "comes back",
     ),
@@ -625,7 +653,9 @@ WRONG_FILE = {
     ),
     "takes no string": (variant("file", ("self.path = Path(path)", "self.path = path")), "comes back"),
     "reading touches the file": (
-        variant("file", ("        digest, content", "        self.path.write_bytes(whole + b' ')\n        digest, content")),
+        variant(
+            "file", ("        digest, content", "        self.path.write_bytes(whole + b' ')\n        digest, content")
+        ),
         "comes back",
     ),
     "a missing file is damage": (
@@ -706,8 +736,14 @@ WRONG_FILE = {
         variant("file", ('self.path.with_name(self.path.name + ".tmp")', 'self.path.with_suffix(".tmp")')),
         "other name|comes back",
     ),
-    "a leftover is in the way": (variant("file", ('open(temporary, "wb")', 'open(temporary, "xb")')), "old one or|other name"),
-    "appends to a leftover": (variant("file", ('open(temporary, "wb")', 'open(temporary, "ab")')), "old one or|other name"),
+    "a leftover is in the way": (
+        variant("file", ('open(temporary, "wb")', 'open(temporary, "xb")')),
+        "old one or|other name",
+    ),
+    "appends to a leftover": (
+        variant("file", ('open(temporary, "wb")', 'open(temporary, "ab")')),
+        "old one or|other name",
+    ),
     "leaves the sum beside it": (
         variant("file", (_MOVE, _MOVE + "        Path(str(self.path) + '.sha').write_text('x')\n")),
         "other name",
@@ -739,7 +775,10 @@ WRONG_FILE = {
         ),
         "folder's entry",
     ),
-    "another folder": (variant("file", ("self.path.parent, os.O_RDONLY", "self.path.parent.parent, os.O_RDONLY")), "folder's entry"),
+    "another folder": (
+        variant("file", ("self.path.parent, os.O_RDONLY", "self.path.parent.parent, os.O_RDONLY")),
+        "folder's entry",
+    ),
     "the folder stays open": (variant("file", ("            os.close(folder)\n", "            pass\n")), "stays open"),
     "no checksum": (variant("file", (_SUM, "        if False:\n")), "damage is"),
     "checksum of the beginning": (
@@ -779,7 +818,10 @@ WRONG_FILE = {
         "damage is",
     ),
     "another exception": (variant("file", (_RAISE, "            raise RuntimeError(self.path.name)\n")), "damage is"),
-    "the file isn't named": (variant("file", (_RAISE, '            raise DamagedCheckpoint("it is damaged")\n')), "damage is"),
+    "the file isn't named": (
+        variant("file", (_RAISE, '            raise DamagedCheckpoint("it is damaged")\n')),
+        "damage is",
+    ),
     "unpickles first": (
         variant(
             "file",
@@ -803,16 +845,26 @@ WRONG_FILE = {
         "weights_only",
     ),
     "back to the GPU": (variant("file", ('map_location="cpu", ', "")), "arrive on the CPU"),
-    "to the meta device": (variant("file", ('map_location="cpu"', 'map_location={"cuda:0": "meta"}')), "arrive on the CPU"),
+    "to the meta device": (
+        variant("file", ('map_location="cpu"', 'map_location={"cuda:0": "meta"}')),
+        "arrive on the CPU",
+    ),
 }
 _BACK, _MOMENT = "what was written comes back", "at any moment the old one or the new one, whole"
-_DISK, _DAMAGE = "the content is on the disk before it gets its name", "damage is a DamagedCheckpoint with the file's name"
+_DISK, _DAMAGE = (
+    "the content is on the disk before it gets its name",
+    "damage is a DamagedCheckpoint with the file's name",
+)
 _TMP, _ENTRY = "the other name is path with .tmp, and is gone", "the folder's entry is on the disk when write returns"
 PROMISES_FILE = [
-    ("Write `CheckpointFile(path)`.", "has write and read", "no read"),
+    ("Write `CheckpointFile(path)`.", _BACK, "no read"),
     ("`write(state)` stores what `torch.save` can store, `read()` returns it.", _BACK, "reads a copy from memory"),
     ("A state in a file that is either whole or not there.", _MOMENT, "in place"),
-    ("At any moment of `write` the file at `path` is the one before, whole, or the new one, whole.", _MOMENT, "in place"),
+    (
+        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole.",
+        _MOMENT,
+        "in place",
+    ),
     ("That holds when the process is killed", _MOMENT, "deletes the old one first"),
     ("when `torch.save` raises", "torch.save that raises leaves the old one", "forgets the old one at the beginning"),
     ("and when the machine loses power", _DISK, "no fsync"),
@@ -825,7 +877,11 @@ PROMISES_FILE = [
     ("and nothing else is left", _TMP, "leaves the sum beside it"),
     ("`read` raises `DamagedCheckpoint`", _DAMAGE, "another exception"),
     ("with the file's name in it", _DAMAGE, "the file isn't named"),
-    ("if the file was cut off at any byte, if bytes were added, or if a single bit was changed anywhere", _DAMAGE, "length only"),
+    (
+        "if the file was cut off at any byte, if bytes were added, or if a single bit was changed anywhere",
+        _DAMAGE,
+        "length only",
+    ),
     ("A missing file is a `FileNotFoundError`.", "a missing file is a FileNotFoundError", "a missing file is damage"),
     ("Raises DamagedCheckpoint, FileNotFoundError.", "a missing file is a FileNotFoundError", "a missing file is None"),
     ("`read` unpickles with `weights_only=True`", "unpickled with weights_only", "unpickles anything"),
@@ -858,7 +914,9 @@ def grouped_by_chunks(batches, count):
                 raise ValueError("nothing to count")
             sizes.append(found[0].size(0))
         total = float(sum(sizes))
-        return [(batch, size / total, i + 1 == len(group)) for i, (batch, size) in enumerate(zip(group, sizes))]
+        return [
+            (batch, size / total, i + 1 == len(group)) for i, (batch, size) in enumerate(zip(group, sizes, strict=True))
+        ]
 
     group = []
     for batch in batches:
@@ -906,10 +964,16 @@ WRONG_GROUPS = {
         variant("groups", (_SLICE, "while len(group := list(islice(rest, count))) == count:")),
         "each batch once",
     ),
-    "the reverse order": (variant("groups", ("enumerate(zip(group, sizes", "enumerate(zip(group[::-1], sizes[::-1]")), "each batch once"),
+    "the reverse order": (
+        variant("groups", ("enumerate(zip(group, sizes", "enumerate(zip(group[::-1], sizes[::-1]")),
+        "each batch once",
+    ),
     "copies": (variant("groups", ("yield batch,", "yield copy.deepcopy(batch),")), "each batch once"),
     "lists for tuples": (variant("groups", (_YIELD, f"yield [{_YIELD[6:]}]")), "each batch once"),
-    "takes lists only": (variant("groups", ("rest = iter(batches)", "rest = iter([batches[i] for i in range(len(batches))])")), "raised|each batch"),
+    "takes lists only": (
+        variant("groups", ("rest = iter(batches)", "rest = iter([batches[i] for i in range(len(batches))])")),
+        "raised|each batch",
+    ),
     "last by the count": (variant("groups", ("number == len(group)", "number == count")), "last: at"),
     "last at the end of all": (
         variant("groups", ("number == len(group)", "number == len(group) < count or number == count == 1")),
@@ -923,7 +987,10 @@ WRONG_GROUPS = {
         variant("groups", ("size / sum(sizes)", "size / (sizes[0] * len(group))")),
         "weight: the share",
     ),
-    "tensors for floats": (variant("groups", ("size / sum(sizes)", "torch.tensor(size / sum(sizes))")), "weight: the share"),
+    "tensors for floats": (
+        variant("groups", ("size / sum(sizes)", "torch.tensor(size / sum(sizes))")),
+        "weight: the share",
+    ),
     "rounded weights": (variant("groups", ("size / sum(sizes)", "round(size / sum(sizes), 6)")), "weight: the share"),
     "dictionaries are not entered": (variant("groups", (_MAPPING, "")), "counted in the first|raised"),
     "keys of dictionaries": (variant("groups", ("list(batch.values())", "list(batch)")), "counted in the first|raised"),
@@ -938,14 +1005,26 @@ WRONG_GROUPS = {
     ),
     "elements for samples": (variant("groups", ("return len(batch)", "return batch.numel()")), "counted in the first"),
     "length of what comes first": (
-        variant("groups", ("        if isinstance(batch, Tensor):", "        if hasattr(batch, '__len__') and not isinstance(batch, list | tuple | dict):")),
+        variant(
+            "groups",
+            (
+                "        if isinstance(batch, Tensor):",
+                "        if hasattr(batch, '__len__') and not isinstance(batch, list | tuple | dict):",
+            ),
+        ),
         "counted in the first",
     ),
-    "reads all first": (variant("groups", ("rest = iter(batches)", "rest = iter(list(islice(batches, 10**5)))")), "at most count"),
+    "reads all first": (
+        variant("groups", ("rest = iter(batches)", "rest = iter(list(islice(batches, 10**5)))")),
+        "at most count",
+    ),
     "looks for the end": (
         variant(
             "groups",
-            (_SLICE, "head = list(islice(rest, count))\n    while group := head:\n        head = list(islice(rest, count))"),
+            (
+                _SLICE,
+                "head = list(islice(rest, count))\n    while group := head:\n        head = list(islice(rest, count))",
+            ),
         ),
         "at most count",
     ),
@@ -964,7 +1043,12 @@ WRONG_GROUPS = {
     ),
     "any count": (variant("groups", (_COUNT, "    if False:\n")), "ValueError"),
     "zero is one": (variant("groups", (_COUNT, "    count = count or 1\n    if count < 1:\n")), "ValueError"),
-    "no tensor counts as none": (variant("groups", ("        if None in sizes:\n", "        sizes = [s or 0 for s in sizes]\n        if False:\n")), "ValueError"),
+    "no tensor counts as none": (
+        variant(
+            "groups", ("        if None in sizes:\n", "        sizes = [s or 0 for s in sizes]\n        if False:\n")
+        ),
+        "ValueError",
+    ),
     "a TypeError": (variant("groups", ("        if None in sizes:\n", "        if False:\n")), "ValueError"),
 }
 _ONCE, _LAST, _SHARE = (
@@ -1011,14 +1095,14 @@ class InOneDict(Savable):
         inner = {**numpy_state["state"], "key": numpy_state["state"]["key"].numpy().astype(np.uint32)}
         np.random.set_state({**numpy_state, "state": inner})
         torch.random.set_rng_state(cpu)
-        for generator, state in zip(loader_generators(self), own):
+        for generator, state in zip(loader_generators(self), own, strict=True):
             generator.set_state(state)
 
     def _names(self):
         return [f"{i}-{c.__class__.__qualname__}" for i, c in enumerate(self.callbacks)]
 
     def state_dict(self):
-        parts = {"optimizer": self.optimizer, **dict(zip(self._names(), self.callbacks))}
+        parts = {"optimizer": self.optimizer, **dict(zip(self._names(), self.callbacks, strict=True))}
         if self.scaler is not None:
             parts["scaler"] = self.scaler
         states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
@@ -1030,7 +1114,7 @@ class InOneDict(Savable):
             raise ValueError(f"{state['names']} were saved")
         super().load_state_dict(state)
         parts = state["parts"]
-        for name, callback in zip(self._names(), self.callbacks):
+        for name, callback in zip(self._names(), self.callbacks, strict=True):
             callback.load_state_dict(parts[name])
         if "scaler" in parts and self.scaler:
             self.scaler.load_state_dict(parts["scaler"])
@@ -1047,12 +1131,12 @@ class InAFile(InOneDict):
         return OrderedDict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
 
 
-_SETS = "        self.set_generator_states(state[\"generators\"])\n"
+_SETS = '        self.set_generator_states(state["generators"])\n'
 _SUPER = "        super().load_state_dict(state)\n"
-_NUMPY = "np.random.set_state(tuple(states[\"numpy\"]))"
-_PYTHON = "random.setstate(states[\"python\"])"
+_NUMPY = 'np.random.set_state(tuple(states["numpy"]))'
+_PYTHON = 'random.setstate(states["python"])'
 _OWN = "[generator.get_state() for generator in loader_generators(self)]"
-_OWN_SET = "        for generator, state in zip(loader_generators(self), states[\"own\"], strict=True):\n            generator.set_state(state)\n"
+_OWN_SET = '        for generator, state in zip(loader_generators(self), states["own"], strict=True):\n            generator.set_state(state)\n'
 _CALLBACKS = "[[type(c).__name__, c.state_dict()] for c in self.callbacks]"
 _LOADED = "            callback.load_state_dict(own)\n"
 _DIFFER = "        if saved != here:\n"
@@ -1060,24 +1144,41 @@ WRONG_TRAINER = {
     "not a Savable": (type("Alone", (), dict(vars(ANSWERS["Trainer"]))), "derived from Savable"),
     "Python's is left out": (variant("trainer", (_PYTHON, "pass")), "draw the same"),
     "NumPy's is left out": (variant("trainer", (_NUMPY, "pass")), "draw the same"),
-    "NumPy's second Gaussian is lost": (variant("trainer", (_NUMPY, "np.random.set_state(tuple(states[\"numpy\"])[:3])")), "draw the same"),
-    "Python's second Gaussian is lost": (variant("trainer", (_PYTHON, "random.setstate((*states[\"python\"][:2], None))")), "draw the same"),
-    "PyTorch's is left out": (variant("trainer", ("        torch.set_rng_state(states[\"torch\"])\n", "")), "draw the same"),
+    "NumPy's second Gaussian is lost": (
+        variant("trainer", (_NUMPY, 'np.random.set_state(tuple(states["numpy"])[:3])')),
+        "draw the same",
+    ),
+    "Python's second Gaussian is lost": (
+        variant("trainer", (_PYTHON, 'random.setstate((*states["python"][:2], None))')),
+        "draw the same",
+    ),
+    "PyTorch's is left out": (
+        variant("trainer", ('        torch.set_rng_state(states["torch"])\n', "")),
+        "draw the same",
+    ),
     "a seed for a state": (
         variant(
             "trainer",
             ("torch.get_rng_state()", "torch.initial_seed()"),
-            ("torch.set_rng_state(states[\"torch\"])", "torch.manual_seed(states[\"torch\"])"),
+            ('torch.set_rng_state(states["torch"])', 'torch.manual_seed(states["torch"])'),
         ),
         "draw the same",
     ),
     "the loaders' are left out": (variant("trainer", (_OWN_SET, "")), "draw the same"),
     "the training loader's only": (
-        variant("trainer", ("loader_generators(self)]", "loader_generators(self)[:1]]"), (", strict=True):\n            generator", ", strict=False):\n            generator")),
+        variant(
+            "trainer",
+            ("loader_generators(self)]", "loader_generators(self)[:1]]"),
+            (", strict=True):\n            generator", ", strict=False):\n            generator"),
+        ),
         "draw the same|same bits",
     ),
     "the loader's seeds": (
-        variant("trainer", (_OWN, _OWN.replace("get_state", "initial_seed")), ("generator.set_state(state)", "generator.manual_seed(state)")),
+        variant(
+            "trainer",
+            (_OWN, _OWN.replace("get_state", "initial_seed")),
+            ("generator.set_state(state)", "generator.manual_seed(state)"),
+        ),
         "draw the same",
     ),
     "draws while it saves": (
@@ -1089,34 +1190,63 @@ WRONG_TRAINER = {
         "only looks|draw the same",
     ),
     "without what Savable gives": (
-        variant("trainer", ("super().state_dict() | ", "{\"model\": self.model.state_dict()} | ")),
+        variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
         "what Savable.state_dict gives",
     ),
     "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only"),
-    "a generator object": (variant("trainer", (_OWN, "loader_generators(self)"), ("generator.set_state(state)", "generator.set_state(state.get_state())")), "weights_only|draw|No|raised|runs"),
-    "the callbacks themselves": (variant("trainer", (_CALLBACKS, "[[type(c).__name__, vars(c)] for c in self.callbacks]")), "puts back|weights_only|snapshot|runs"),
+    "a generator object": (
+        variant(
+            "trainer",
+            (_OWN, "loader_generators(self)"),
+            ("generator.set_state(state)", "generator.set_state(state.get_state())"),
+        ),
+        "weights_only|draw|No|raised|runs",
+    ),
+    "the callbacks themselves": (
+        variant("trainer", (_CALLBACKS, "[[type(c).__name__, vars(c)] for c in self.callbacks]")),
+        "puts back|weights_only|snapshot|runs",
+    ),
     "no snapshot": (variant("trainer", ("return copy.deepcopy(state)", "return state")), "snapshot"),
     "a shallow one": (variant("trainer", ("copy.deepcopy(state)", "copy.copy(state)")), "snapshot"),
     "a snapshot of the model only": (
-        variant("trainer", ("return copy.deepcopy(state)", "state[\"model\"] = copy.deepcopy(state[\"model\"])\n        return state")),
+        variant(
+            "trainer",
+            ("return copy.deepcopy(state)", 'state["model"] = copy.deepcopy(state["model"])\n        return state'),
+        ),
         "snapshot",
     ),
     "without the model": (variant("trainer", (_SUPER, "")), "puts back"),
-    "without the optimizer": (variant("trainer", ("        self.optimizer.load_state_dict(state[\"optimizer\"])\n", "")), "puts back"),
-    "without the scaler": (variant("trainer", ("        if self.scaler:\n            self.scaler.load_state_dict(state[\"scaler\"])\n", "")), "puts back"),
+    "without the optimizer": (
+        variant("trainer", ('        self.optimizer.load_state_dict(state["optimizer"])\n', "")),
+        "puts back",
+    ),
+    "without the scaler": (
+        variant("trainer", ('        if self.scaler:\n            self.scaler.load_state_dict(state["scaler"])\n', "")),
+        "puts back",
+    ),
     "without callbacks": (variant("trainer", (_LOADED, "            pass\n")), "puts back"),
     "the first callback for all": (
-        variant("trainer", (_LOADED, "            callback.load_state_dict(state[\"callbacks\"][-1][1])\n")),
+        variant("trainer", (_LOADED, '            callback.load_state_dict(state["callbacks"][-1][1])\n')),
         "puts back|raised|runs",
     ),
     "a scaler is always there": (
         variant(
             "trainer",
-            ("        if self.scaler:\n            self.scaler.load_state_dict(state[\"scaler\"])\n", "        if state[\"scaler\"] is None:\n            raise KeyError(\"scaler\")\n        self.scaler.load_state_dict(state[\"scaler\"])\n"),
+            (
+                '        if self.scaler:\n            self.scaler.load_state_dict(state["scaler"])\n',
+                '        if state["scaler"] is None:\n            raise KeyError("scaler")\n        self.scaler.load_state_dict(state["scaler"])\n',
+            ),
         ),
         "without a scaler",
     ),
-    "any callbacks": (variant("trainer", (_DIFFER, "        if False:\n"), ("state[\"callbacks\"], strict=True", "state[\"callbacks\"], strict=False")), "other callbacks"),
+    "any callbacks": (
+        variant(
+            "trainer",
+            (_DIFFER, "        if False:\n"),
+            ('state["callbacks"], strict=True', 'state["callbacks"], strict=False'),
+        ),
+        "other callbacks",
+    ),
     "as many callbacks": (variant("trainer", (_DIFFER, "        if len(saved) != len(here):\n")), "other callbacks"),
     "in any order": (variant("trainer", (_DIFFER, "        if sorted(saved) != sorted(here):\n")), "other callbacks"),
     "refused too late": (
@@ -1130,7 +1260,14 @@ WRONG_TRAINER = {
     "generators before callbacks": (variant("trainer", (_SETS, ""), (_SUPER, _SETS + _SUPER)), "same bits"),
     "generators are not put back": (variant("trainer", (_SETS, "")), "same bits"),
     "begins its epoch anew": (
-        variant("trainer", (_SETS, _SETS + "        self.batches_done = 0\n        self.step += 0\n        self.group_loss = 0\n        self.step = state[\"place\"][\"step\"] - state[\"place\"][\"batches_done\"] // 4\n")),
+        variant(
+            "trainer",
+            (
+                _SETS,
+                _SETS
+                + '        self.batches_done = 0\n        self.step += 0\n        self.group_loss = 0\n        self.step = state["place"]["step"] - state["place"]["batches_done"] // 4\n',
+            ),
+        ),
         "same bits",
     ),
 }
@@ -1138,12 +1275,28 @@ _DRAW, _BITS = "generators draw the same again", "a run that goes on ends with t
 _PUT, _OTHER = "load_state_dict puts back", "ValueError for other callbacks, before anything is changed"
 PROMISES_TRAINER = [
     ("a `Savable` with four methods of its own", "is derived from Savable", "not a Savable"),
-    ("A loop with callbacks whose runs can be interrupted at any moment and gone on with.", _BITS, "generators are not put back"),
-    ("a run interrupted after any batch and resumed ends with the same weights and logs, bit for bit", _BITS, "generators before callbacks"),
-    ("`state_dict()` is a dictionary of what `Savable.state_dict` gives", "holds what Savable.state_dict gives", "without what Savable gives"),
-    ("and the states of the optimizer, of the scaler (if there is one) and of all callbacks", _PUT, "without the scaler"),
+    (
+        "A loop with callbacks whose runs can be interrupted at any moment and gone on with.",
+        _BITS,
+        "generators are not put back",
+    ),
+    (
+        "a run interrupted after any batch and resumed ends with the same weights and logs, bit for bit",
+        _BITS,
+        "generators before callbacks",
+    ),
+    (
+        "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
+        "holds what Savable.state_dict gives",
+        "without what Savable gives",
+    ),
+    (
+        "and the states of the optimizer, of the scaler (if there is one) and of all callbacks",
+        _PUT,
+        "without the scaler",
+    ),
     ("(if there is one)", "works without a scaler", "a scaler is always there"),
-    ("under `\"generators\"` it has `generator_states()`", _BITS, "generators are not put back"),
+    ('under `"generators"` it has `generator_states()`', _BITS, "generators are not put back"),
     ("It is a snapshot, which later steps don't change.", "is a snapshot", "no snapshot"),
     ("`load_state_dict(state)` puts all of it back", _PUT, "without the optimizer"),
     ("the generators included", _BITS, "generators are not put back"),
@@ -1153,7 +1306,11 @@ PROMISES_TRAINER = [
     ("those of the loaders, which `loader_generators(self)` lists", _DRAW, "the loaders' are left out"),
     ("`generator_states()` draws from none of them", "generator_states() only looks", "draws while it saves"),
     ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),
-    ("It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.", "survives weights_only", "NumPy's array as it is"),
+    (
+        "It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.",
+        "survives weights_only",
+        "NumPy's array as it is",
+    ),
 ]
 
 CHECKS = {
@@ -1164,32 +1321,34 @@ CHECKS = {
     "Trainer": check.trainer,
 }
 
+CONTEXT = {**dict.fromkeys(CHECKS, ()), "UpdateRatio": CONTEXT_RATIO}
+
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-10"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
-    RIGHT = {
+    RIGHT: ClassVar = {
         "EarlyStopping": [ByHistory, ByNumbers],
         "UpdateRatio": [RatiosByPairs, RatiosInPlace],
         "CheckpointFile": [Crc, ByPathlib],
         "grouped": [grouped_by_chunks, grouped_by_recursion],
         "Trainer": [InOneDict, InAFile],
     }
-    WRONG = {
+    WRONG: ClassVar = {
         "EarlyStopping": WRONG_STOPPING,
         "UpdateRatio": WRONG_RATIO,
         "CheckpointFile": WRONG_FILE,
         "grouped": WRONG_GROUPS,
         "Trainer": WRONG_TRAINER,
     }
-    PROMISES = {
+    PROMISES: ClassVar = {
         "EarlyStopping": PROMISES_STOPPING,
         "UpdateRatio": PROMISES_RATIO,
         "CheckpointFile": PROMISES_FILE,
         "grouped": PROMISES_GROUPS,
         "Trainer": PROMISES_TRAINER,
     }
-    CONTEXT = {"UpdateRatio": CONTEXT_RATIO}
+    CONTEXT: ClassVar = {name: ["1.", *more] for name, more in CONTEXT.items()}
 
     def hold_stand_in(self, name, stand_in):
         assert CHECKS[name].run(stand_in).status == "passed"

@@ -327,6 +327,7 @@ class _Ratios:
             self.reads += [f"{name} in {hook}" for name in reads.names]
         after = self._seen()
         self.touched += [f"{name} in {hook}" for name in before if not _same(before[name], after[name])]
+        torch.set_grad_enabled(True)  # or the training could not go on
 
     def _seen(self) -> dict[str, Any]:
         grads = {f"gradient of {n}": p.grad for n, p in self.model.named_parameters()}
@@ -394,9 +395,9 @@ def _same(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor):
         return isinstance(two, Tensor) and one.dtype == two.dtype and torch.equal(one, two)
     if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(_same, one, two))
+        return isinstance(two, list | tuple) and len(one) == len(two) and all(map(_same, one, two))
     if isinstance(one, dict):
-        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
+        return isinstance(two, dict) and one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
     return type(one) is type(two) and one == two
 
 
@@ -468,12 +469,11 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         see=2,
     )
     with trial.group("the ratios of update to weight", hint="which norm, of what, divided by what?", see=1):
-        for every in (1, 2):
-            training, callback = trained(every, (4, 3))
-            for name, rows in training.want.items():
-                got = torch.tensor([float(ratio) for _, ratio in callback.history[name]], dtype=torch.float64)
-                want = torch.tensor([ratio for _, ratio in rows], dtype=torch.float64)
-                trial.close(f"ratios of {name}, every {every}", got, want, rtol=1e-4, atol=1e-9)
+        training, callback = trained(1, (4, 3))
+        for name, rows in training.want.items():
+            got = torch.tensor([float(ratio) for _, ratio in callback.history[name]], dtype=torch.float64)
+            want = torch.tensor([ratio for _, ratio in rows], dtype=torch.float64)
+            trial.close(f"ratios of {name}", got, want, rtol=1e-4, atol=1e-9)
     with trial.group("looks at multiples of every", hint="which number has a step in which of the two hooks?", see=1):
         for every, epochs, step in ((1, (2, 1), 0), (3, (4, 6), 0), (4, (3, 3), 0), (5, (2, 9), 7), (7, (3,), 0)):
             training, callback = trained(every, epochs, step)
@@ -652,8 +652,6 @@ def _raised_by(action: Callable[[], object]) -> str:
 )
 def checkpoint_file(trial: Trial, answer: Any) -> None:
     """`answer(path)` has `write(state)` and `read()`."""
-    missing = [name for name in ("write", "read") if not callable(getattr(answer, name, None))]
-    trial.needs("has write and read", not missing, expected="both", got=f"no {missing}", hint="which methods?")
     _LESSON["names"] = answer.write.__globals__
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate((_read_back, _whole_always, _forced_to_disk, _noticed, _unpickled)):
@@ -798,8 +796,8 @@ def _unpickled(trial: Trial, answer: Any, folder: Path) -> None:
     with mock.patch.object(torch, "load", side_effect=torch.load) as load:
         answer(path).read()
     places = [call.args[1] if len(call.args) > 1 else call.kwargs.get("map_location") for call in load.call_args_list]
-    lands = [_lands_on_cpu(where) for where in places]
-    trial.equal("tensors arrive on the CPU", lands, [True], hint="what does a state from a GPU need?")
+    lands = bool(places) and all(_lands_on_cpu(where) for where in places)
+    trial.equal("tensors arrive on the CPU", lands, True, hint="what does a state from a GPU need?")
 
 
 # ---------------------------------------------------------------- 15-10.4
@@ -820,7 +818,7 @@ _Pair = namedtuple("_Pair", "note x")
 
 def _nestings(size: int) -> list[Any]:
     """Batches of `size` samples whose first tensor lies at different places; other tensors have other sizes."""
-    x, other = torch.randn(size, 2), torch.zeros(size + 3)
+    x, other = torch.randn(size, random.randint(1, 5)), torch.zeros(size + 3)
     return [
         x,
         torch.arange(size),
@@ -979,7 +977,7 @@ def _own_sampler(dataset: Dataset, seed: int) -> torch.utils.data.Sampler:
 class _Runs:
     """Small runs of a Trainer that can be saved and interrupted at a place."""
 
-    LOADERS = ("global", "of the loader", "of the sampler", "of the validation loader")
+    LOADERS = ("global", "of the loader", "of the sampler", "of the validation loader", "of both")
 
     def __init__(self, answer: Any, folder: Path) -> None:
         self.answer, self.folder, self.lesson = answer, folder, _LESSON["names"]
@@ -991,6 +989,7 @@ class _Runs:
         class Memory(base):
             def on_fit_start(self, loop: Any) -> None:
                 self.count, self.mean = 0, torch.zeros(())
+                self.loop = loop  # no part of the state
 
             def on_after_step(self, loop: Any) -> None:
                 self.count += 1
@@ -1043,11 +1042,11 @@ class _Runs:
         train, val = _Noisy(22), _Noisy(9)
         loader = DataLoader(train, 4, shuffle=True)
         val_loader = DataLoader(val, 5)
-        if kind == "of the loader":
+        if kind in ("of the loader", "of both"):
             loader = DataLoader(train, 4, shuffle=True, generator=torch.Generator().manual_seed(1))
         elif kind == "of the sampler":
             loader = DataLoader(train, 4, sampler=_own_sampler(train, 2))
-        elif kind == "of the validation loader":
+        if kind in ("of the validation loader", "of both"):
             val_loader = DataLoader(val, 5, shuffle=True, generator=torch.Generator().manual_seed(3))
         return model, made, F.cross_entropy, loader, val_loader
 
@@ -1275,7 +1274,7 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
     item = "a run that goes on ends with the same bits"
     with trial.group(item, hint="in which order is what restored, and who draws in between?"):
         for number, kind in enumerate(runs.LOADERS):
-            options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}][number]
+            options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}, {}][number]
             whole, (memory, trace, _) = runs.run(kind, **options)
             per_epoch = whole.step // 3
             for hook, step in (
