@@ -988,7 +988,7 @@ WRONG_GROUPS = {
         "weight: the share",
     ),
     "tensors for floats": (
-        variant("groups", ("size / sum(sizes)", "torch.tensor(size / sum(sizes))")),
+        variant("groups", ("size / sum(sizes)", "torch.tensor(size / sum(sizes), dtype=torch.float64)")),
         "weight: the share",
     ),
     "rounded weights": (variant("groups", ("size / sum(sizes)", "round(size / sum(sizes), 6)")), "weight: the share"),
@@ -1162,7 +1162,7 @@ WRONG_TRAINER = {
             ("torch.get_rng_state()", "torch.initial_seed()"),
             ('torch.set_rng_state(states["torch"])', 'torch.manual_seed(states["torch"])'),
         ),
-        "draw the same",
+        "draw the same|same bits",
     ),
     "the loaders' are left out": (variant("trainer", (_OWN_SET, "")), "draw the same"),
     "the training loader's only": (
@@ -1182,7 +1182,7 @@ WRONG_TRAINER = {
         "draw the same",
     ),
     "draws while it saves": (
-        variant("trainer", ("        kind, keys, *rest", "        random.random()\n        kind, keys, *rest")),
+        variant("trainer", ("        return states\n", "        random.random()\n        return states\n")),
         "only looks",
     ),
     "seeds while it saves": (
@@ -1191,9 +1191,9 @@ WRONG_TRAINER = {
     ),
     "without what Savable gives": (
         variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
-        "what Savable.state_dict gives",
+        "same bits|runs",
     ),
-    "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only"),
+    "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only|Weights only"),
     "a generator object": (
         variant(
             "trainer",
@@ -1237,7 +1237,7 @@ WRONG_TRAINER = {
                 '        if state["scaler"] is None:\n            raise KeyError("scaler")\n        self.scaler.load_state_dict(state["scaler"])\n',
             ),
         ),
-        "without a scaler",
+        "same bits",
     ),
     "any callbacks": (
         variant(
@@ -1287,7 +1287,7 @@ PROMISES_TRAINER = [
     ),
     (
         "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
-        "holds what Savable.state_dict gives",
+        _BITS,
         "without what Savable gives",
     ),
     (
@@ -1295,7 +1295,7 @@ PROMISES_TRAINER = [
         _PUT,
         "without the scaler",
     ),
-    ("(if there is one)", "works without a scaler", "a scaler is always there"),
+    ("(if there is one)", _BITS, "a scaler is always there"),
     ('under `"generators"` it has `generator_states()`', _BITS, "generators are not put back"),
     ("It is a snapshot, which later steps don't change.", "is a snapshot", "no snapshot"),
     ("`load_state_dict(state)` puts all of it back", _PUT, "without the optimizer"),
@@ -1308,7 +1308,7 @@ PROMISES_TRAINER = [
     ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),
     (
         "It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.",
-        "survives weights_only",
+        _BITS,
         "NumPy's array as it is",
     ),
 ]
@@ -1321,7 +1321,7 @@ CHECKS = {
     "Trainer": check.trainer,
 }
 
-CONTEXT = {**dict.fromkeys(CHECKS, ()), "UpdateRatio": CONTEXT_RATIO}
+CONTEXT = {**dict.fromkeys(CHECKS, ()), "UpdateRatio": CONTEXT_RATIO, "grouped": ["Batches in groups:"]}
 
 
 class TestChecks(CheckProtocol):
