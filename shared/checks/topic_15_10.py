@@ -1074,6 +1074,7 @@ def _draws(loop: Any) -> dict[str, Any]:
 
 def _trainer() -> Any:
     base, generators = _LESSON["base"], _LESSON["names"]["loader_generators"]
+    module_of = _LESSON["names"]["random_module"]
 
     class Trainer(base):
         def generator_states(self) -> dict[str, Any]:
@@ -1081,10 +1082,8 @@ def _trainer() -> Any:
             states: dict[str, Any] = {"numpy": [kind, [int(key) for key in keys], *rest], "python": random.getstate()}
             states["cpu"] = torch.get_rng_state()
             states["loaders"] = [generator.get_state() for generator in generators(self)]
-            if self.device.type == "cuda":
-                states["cuda"] = torch.cuda.get_rng_state(self.device)
-            elif self.device.type == "mps":
-                states["mps"] = torch.mps.get_rng_state()
+            if module := module_of(self.device):
+                states["device"] = module.get_rng_state()
             return states
 
         def set_generator_states(self, states: dict[str, Any]) -> None:
@@ -1093,10 +1092,8 @@ def _trainer() -> Any:
             torch.set_rng_state(states["cpu"])
             for generator, state in zip(generators(self), states["loaders"], strict=True):
                 generator.set_state(state)
-            if "cuda" in states:
-                torch.cuda.set_rng_state(states["cuda"], self.device)
-            elif "mps" in states:
-                torch.mps.set_rng_state(states["mps"])
+            if module := module_of(self.device):
+                module.set_rng_state(states["device"])
 
         def state_dict(self) -> dict[str, Any]:
             return copy.deepcopy(
