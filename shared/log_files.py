@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 
@@ -50,6 +51,7 @@ class LogFiles:
             file.truncate()
 
     def close(self) -> None:
-        """Close all files."""
-        for file in self.files.values():
-            file.close()
+        """Close all files, also if one of them raises (a full disk)."""
+        with ExitStack() as stack:
+            for file in self.files.values():
+                stack.callback(file.close)
