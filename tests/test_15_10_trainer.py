@@ -28,8 +28,8 @@ from shared.launcher import launch
 FRAMEWORK = """helpers callback stages loop signals safe-loop safe-leave safe-finish step-rows metrics-logger
     metrics-logger-state damaged model-checkpoint place engine engine-batches engine-batch engine-
     compute engine-update resumable-sampler savable savable-save savable-resume savable-lay-over"""
-REST = """data plain-loop plain-run loop-run loop-same order naive-raises ended log-run progress by-hand by-hand-loop job
-    job-fit shelf ema watchers activation-stats profiler"""
+REST = """data plain-loop plain-run loop-run loop-same order naive-raises ended log-run progress by-hand
+    by-hand-loop job job-fit shelf ema watchers activation-stats profiler"""
 ROOT = Path(__file__).parent.parent
 HOOKS = "fit_start epoch_start batch_start after_forward before_step after_step batch_end"
 HOOKS = f"{HOOKS} validation_start validation_end epoch_end fit_end".split()

@@ -39,6 +39,7 @@ NAMES = {
 variant = variants("15-10", NAMES, GIVEN)
 Callback, Savable, StopFit = GIVEN["Callback"], GIVEN["Savable"], GIVEN["StopFit"]
 DamagedCheckpoint, loader_generators = GIVEN["DamagedCheckpoint"], GIVEN["loader_generators"]
+random_module = GIVEN["random_module"]
 
 
 # ---------------------------------------------------------------- early stopping
@@ -547,7 +548,7 @@ PROMISES_RATIO = [
 ]
 CONTEXT_RATIO = [
     "How far does a step move each weight",
-    "For most nets about",
+    "As a rule of thumb about",
     "far above, training jumps;",
     "far below, it creeps.",
     "Gradients alone don't tell",
@@ -1084,10 +1085,14 @@ class InOneDict(Savable):
         inner = dict(numpy_state["state"])
         inner["key"] = torch.from_numpy(inner["key"].astype(np.int64))
         states = [list(random.getstate()), {**numpy_state, "state": inner}, torch.random.get_rng_state()]
-        return [*states, *(g.get_state() for g in loader_generators(self))]
+        module = random_module(self.device)
+        device = module.get_rng_state() if module is not None else None
+        return [device, *states, *(g.get_state() for g in loader_generators(self))]
 
     def set_generator_states(self, states):
-        python, numpy_state, cpu, *own = states
+        device, python, numpy_state, cpu, *own = states
+        if device is not None:
+            random_module(self.device).set_rng_state(device)
         random.setstate((python[0], tuple(python[1]), python[2]))
         inner = {**numpy_state["state"], "key": numpy_state["state"]["key"].numpy().astype(np.uint32)}
         np.random.set_state({**numpy_state, "state": inner})
@@ -1177,6 +1182,10 @@ WRONG_TRAINER = {
             ("generator.set_state(state)", "generator.manual_seed(state)"),
         ),
         "draw the same",
+    ),
+    "the accelerator's is left out": (
+        variant("trainer", ('            module.set_rng_state(states["device"])\n', "            pass\n")),
+        "accelerator's generator",
     ),
     "draws while it saves": (
         variant("trainer", ("        return states\n", "        random.random()\n        return states\n")),
@@ -1300,6 +1309,11 @@ PROMISES_TRAINER = [
     ("`ValueError`, before anything was changed", _OTHER, "refused too late"),
     ("if the callbacks' types are not those that were saved, in order", _OTHER, "in any order"),
     ("`generator_states()` holds Python's, NumPy's and PyTorch's global generators", _DRAW, "NumPy's is left out"),
+    (
+        "that of an accelerator, which `random_module(self.device)` gives",
+        "an accelerator's generator, where there is one",
+        "the accelerator's is left out",
+    ),
     ("those of the loaders, which `loader_generators(self)` lists", _DRAW, "the loaders' are left out"),
     ("`generator_states()` draws from none of them", "generator_states() only looks", "draws while it saves"),
     ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),

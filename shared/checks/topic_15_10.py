@@ -1074,7 +1074,10 @@ def _draws(loop: Any) -> dict[str, Any]:
 
 def _trainer() -> Any:
     base, generators = _LESSON["base"], _LESSON["names"]["loader_generators"]
-    module_of = _LESSON["names"]["random_module"]
+    given = _LESSON["names"]["random_module"]
+
+    def module_of(device: torch.device) -> Any:
+        return globals().get("random_module", given)(device)  # the check puts one there for a moment
 
     class Trainer(base):
         def generator_states(self) -> dict[str, Any]:
@@ -1132,6 +1135,7 @@ def trainer(trial: Trial, answer: Any) -> None:
             runs = _Runs(answer, Path(folder))
             loops = {kind: runs.run(kind)[0] for kind in runs.LOADERS}
             _generators(trial, loops)
+            _accelerator(trial, answer, loops["global"])
             _all_parts(trial, runs)
             _other_callbacks(trial, runs)
             _goes_on(trial, runs)
@@ -1172,6 +1176,31 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
             _set_all(loop, before)
             loop.generator_states()
             trial.equal("draws after a call and without", _draws(loop), want)
+
+
+class _Dice:
+    """Stands in for torch.cuda: a module with a generator."""
+
+    def __init__(self) -> None:
+        self.state = torch.arange(5, dtype=torch.uint8)
+
+    def get_rng_state(self, *device: Any) -> Tensor:
+        return self.state.clone()
+
+    def set_rng_state(self, state: Tensor, *device: Any) -> None:
+        self.state = state.clone()
+
+
+def _accelerator(trial: Trial, answer: Any, loop: Any) -> None:
+    """An accelerator's generator, where `random_module` says that there is one."""
+    dice = _Dice()
+    want = dice.state.clone()
+    with mock.patch.dict(answer.generator_states.__globals__, random_module=lambda device: dice):
+        states = torch.load(_saved(loop.generator_states()), weights_only=False)
+        dice.state += 7
+        loop.set_generator_states(states)
+    item = "an accelerator's generator, where there is one"
+    trial.equal(item, dice.state, want, hint="who knows whether there is one, and which?", see=3)
 
 
 def _own_generators(loop: Any) -> list[torch.Generator]:
