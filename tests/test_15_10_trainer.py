@@ -26,8 +26,9 @@ from shared.killing import kill_here, launch_killed
 from shared.launcher import launch
 
 FRAMEWORK = """helpers callback stages loop signals safe-loop safe-leave safe-finish step-rows metrics-logger
-    metrics-logger-state damaged model-checkpoint place engine engine-batches engine-batch engine-
-    compute engine-update resumable-sampler savable savable-save savable-resume savable-lay-over"""
+    metrics-logger-state damaged model-checkpoint place engine engine-batches engine-batch
+    engine-compute engine-update resumable-sampler savable savable-save savable-resume
+    savable-lay-over"""
 REST = """data plain-loop plain-run loop-run loop-same order naive-raises ended log-run progress by-hand
     by-hand-loop job job-fit shelf ema watchers activation-stats profiler"""
 ROOT = Path(__file__).parent.parent
