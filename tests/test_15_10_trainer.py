@@ -345,6 +345,39 @@ def test_the_average_is_out_of_the_model_whatever_a_validation_raises(lesson, ho
     assert same(model, plain)
 
 
+def test_a_stopped_epoch_switches_nothing_off_and_leaves_no_gradient(lesson, tmp_path):
+    model, first = net(), []
+
+    class Sees(lesson.Callback):
+        def on_epoch_start(self, loop):
+            first.append(any(p.grad is not None for p in model.parameters()))
+
+    once = lesson.Callback()
+
+    def stop(loop):
+        if (loop.epoch, loop.batches_done) == (0, 1):
+            raise lesson.StopEpoch
+
+    once.on_after_backward = stop
+    keeper = lesson.ModelCheckpoint(tmp_path, every_n_steps=2)
+    loop = lesson.Trainer([once, keeper, Sees(), lesson.EarlyStopping(patience=9)], accumulate=2)
+    loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(4), batches(1), 3)
+    assert first == [False] * 3
+    assert loop.ending is None
+    assert len(keeper.files()) == 2
+
+
+def test_a_failing_callback_keeps_its_step_from_being_saved(lesson, tmp_path):
+    model = net()
+    keeper = lesson.ModelCheckpoint(tmp_path, every_n_steps=2)
+    loop = lesson.Trainer([lesson.Raises("on_batch_end", OSError("x"), 4), keeper])
+    with pytest.raises(OSError, match="x"):
+        loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(9))
+    assert [path.stem for path in keeper.files()] == ["step-000000002"]
+    with pytest.raises(FileExistsError):
+        lesson.Trainer([keeper]).fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(9))
+
+
 def test_bad_gradients_are_found_by_name_and_step(lesson):
     data, model = batches(12), net()
     data[7][0][2, 1] = math.nan
@@ -400,15 +433,17 @@ def test_interrupted_at_each_step_the_run_ends_with_the_same_bits(lesson, tmp_pa
 def test_damaged_checkpoints_are_reported_and_older_ones_used(lesson, tmp_path, capsys):
     wanted = everything(lesson, tmp_path)
     assert equal(wanted, everything(lesson, tmp_path))  # a run that has ended
-    newest, older = lesson.ModelCheckpoint(tmp_path).files()
+    newest = lesson.ModelCheckpoint(tmp_path).files()[0]
     for damaged in (1, 2):  # the second time all that is left
-        for path in (newest, older)[:damaged]:
+        found = lesson.ModelCheckpoint(tmp_path).files()[:damaged]
+        for path in found:
             path.write_bytes(path.read_bytes()[:-1])
         assert equal(wanted, everything(lesson, tmp_path))
         assert capsys.readouterr().out.count("left out: ") == damaged
-    older.write_bytes(b"")
+        assert all(path.with_suffix(".damaged").exists() for path in found)
+    newest.write_bytes(b"")
     with pytest.raises(lesson.DamagedCheckpoint):
-        lesson.Trainer().find(older)
+        lesson.Trainer().find(newest)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")

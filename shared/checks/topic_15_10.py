@@ -50,6 +50,7 @@ def _derived(trial: Trial, answer: Any, base: str) -> None:
 
 def _verdicts(values: Sequence[float], mode: str, options: Mapping[str, Any]) -> list[tuple[float, int, bool]]:
     """(best, wait, whether it stops) after each value, up to the first at which it stops: the definition, in order."""
+    values = [float(value) for value in values]
     better = (lambda a, b: a < b) if mode == "min" else (lambda a, b: a > b)
     least = options.get("min_delta", 0.0)
     found, best, wait = [], None, 0
@@ -72,13 +73,19 @@ def _verdicts(values: Sequence[float], mode: str, options: Mapping[str, Any]) ->
     return found
 
 
+def _loop(**more: Any) -> SimpleNamespace:
+    """What every loop has."""
+    zeros = dict.fromkeys(("epoch", "step", "epochs_done", "batches_done", "rank"), 0)
+    return SimpleNamespace(**{"metrics": {}, "values": {}, "ending": None, "ranks": 1, "max_epochs": 9} | zeros | more)
+
+
 def _judged(answer: Any, values: Sequence[float], **options: Any) -> list[tuple[Any, Any, bool]]:
     """What the answer says after each of the values, up to the first at which it stops."""
     monitor = options.get("monitor", "val_loss")
     stopper, found = answer(**options), []
-    loop = SimpleNamespace(metrics={}, ending=None, epoch=0, step=0)
+    loop = _loop()
     stopper.on_fit_start(loop)
-    for value in values:
+    for value in map(float, values):
         loop.metrics = {"other": 0.0, monitor: value, "val_losses": -1.0}
         stops = _stops(lambda: stopper.on_epoch_end(loop))
         found.append((stopper.best, stopper.wait, stops))
@@ -175,9 +182,9 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                 want = _verdicts([*before, value], mode, {})
                 trial.equal(f"best, wait, stopped after {[*before, value]}, mode {mode!r}", got, want)
     with trial.group("an epoch that is being left is not judged", hint="what does loop.ending say?"):
-        for ending in (KeyboardInterrupt(), ValueError("x")):
+        for ending in (KeyboardInterrupt(), ValueError("x"), _LESSON["names"]["StopFit"]("enough")):
             stopper = answer(patience=1)
-            loop = SimpleNamespace(metrics={"val_loss": 1.0}, ending=None)
+            loop = _loop(metrics={"val_loss": 1.0})
             stopper.on_fit_start(loop)
             stopper.on_epoch_end(loop)
             loop.metrics, loop.ending = random.choice([{"val_loss": math.nan}, {}]), ending
@@ -187,7 +194,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     with trial.group("reason: None until it stops, then a text", hint="when is it set, and when back to None?"):
         for last, options in ((1.0, {}), (0.5, {"threshold": 0.75}), (9.0, {"divergence": 8.0}), (math.nan, {})):
             stopper = answer(patience=1, **options)
-            loop = SimpleNamespace(metrics={"val_loss": 1.0}, ending=None)
+            loop = _loop(metrics={"val_loss": 1.0})
             trial.equal("reason before a fit", stopper.reason, None)
             stopper.on_fit_start(loop)
             stopper.on_epoch_end(loop)
@@ -203,7 +210,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     for name, action in {
         "mode='minimum'": lambda: answer(mode="minimum"),
         "mode='Max'": lambda: answer(mode="Max"),
-        "no such metric": lambda: answer("val_top5").on_epoch_end(SimpleNamespace(metrics={"val": 1.0}, ending=None)),
+        "no such metric": lambda: answer("val_top5").on_epoch_end(_loop(metrics={"val": 1.0})),
     }.items():
         try:
             action()
@@ -219,7 +226,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
 def _held_state(trial: Trial, answer: Any) -> None:
     """Early stopping's state goes into a new object, and what has stopped stays stopped."""
     values, options = [5.0, 4.0, 4.5, 4.2], {"patience": 4}
-    loop = SimpleNamespace(metrics={}, ending=None)
+    loop = _loop()
 
     def follow(stopper: Any, values: Sequence[float]) -> list[tuple[Any, Any, bool]]:
         found = []
@@ -311,7 +318,7 @@ class _Ratios:
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.03, weight_decay=0.2)
         self.loop = SimpleNamespace(
             model=model, optimizer=self.optimizer, step=step, epoch=0, values={}, metrics={}, ending=None, rank=0,
-            ranks=1, whole=True, weight=1.0, first=True, last=True, max_epochs=3,
+            ranks=1, whole=True, weight=1.0, first=True, last=True, max_epochs=3, epochs_done=0, batches_done=0,
         )  # fmt: skip
         self.want: dict[str, list[tuple[int, float]]] = {}
         self.reads: list[str] = []
