@@ -1197,7 +1197,7 @@ WRONG_TRAINER = {
     ),
     "without what Savable gives": (
         variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
-        "same bits|runs",
+        "puts back",
     ),
     "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only|Weights only"),
     "a generator object": (
@@ -1293,7 +1293,7 @@ PROMISES_TRAINER = [
     ),
     (
         "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
-        _BITS,
+        _PUT,
         "without what Savable gives",
     ),
     (

@@ -1245,9 +1245,9 @@ def _all_parts(trial: Trial, runs: _Runs) -> None:
     loop.optimizer.param_groups[0]["lr"] = 7.0
     loop.scaler.update(8.0)
     trial.equal("is a snapshot", _same(_plain(state), _plain(kept)), True, hint="what does a later step change?", see=2)
-    loop.load_state_dict(torch.load(_saved(kept), weights_only=False))
-    got = _parts_of(loop, memory)
     with trial.group("load_state_dict puts back", hint="which part is the named one, and who loads it?"):
+        loop.load_state_dict(torch.load(_saved(kept), weights_only=False))
+        got = _parts_of(loop, memory)
         for name, want in wanted.items():
             trial.equal(
                 f"the state of the {name} is the one that was saved", _same(_plain(got[name]), _plain(want)), True
