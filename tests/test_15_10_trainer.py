@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -293,7 +295,7 @@ def test_the_last_and_the_best_are_kept(lesson, tmp_path, mode, best):
     lesson.Trainer([keeper, Given()]).fit(model, optimizer, F.cross_entropy, batches(3), max_epochs=6)
     assert [path.name for path in keeper.files()] == [f"step-{n:09d}.ckpt" for n in (18, 16, 15)]
     found = lesson.CheckpointFile(tmp_path / "best.ckpt").read()["place"]
-    assert found == {"step": 3 * (best + 1), "epochs_done": best + 1, "batches_done": 0}
+    assert (found["step"], found["epochs_done"], found["batches_done"]) == (3 * (best + 1), best + 1, 0)
 
 
 def test_a_run_that_fails_is_not_saved_and_one_that_is_stopped_is(lesson, tmp_path):
@@ -374,8 +376,142 @@ def test_a_failing_callback_keeps_its_step_from_being_saved(lesson, tmp_path):
     with pytest.raises(OSError, match="x"):
         loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(9))
     assert [path.stem for path in keeper.files()] == ["step-000000002"]
-    with pytest.raises(FileExistsError):
-        lesson.Trainer([keeper]).fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(9))
+
+
+def used_folder(lesson, folder, stop=None, resume=None, options=None, data=None):
+    model, keeper = net(), lesson.ModelCheckpoint(folder, every_n_steps=3)
+    loop = lesson.Trainer([keeper, lesson.Interrupt(stop)], **(options or {}))
+    with suppress(KeyboardInterrupt):
+        loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, data or batches(20), resume=resume)
+    return [int(path.stem[5:]) for path in keeper.files()]
+
+
+def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(lesson, tmp_path):
+    assert used_folder(lesson, tmp_path) == [20, 18]
+    aside = (tmp_path / "step-000000018.ckpt").read_bytes()
+    assert used_folder(lesson, tmp_path, 10) == [9, 6]
+    assert (tmp_path / "step-000000018.aside").read_bytes() == aside
+    (tmp_path / "step-000000006.ckpt").rename(tmp_path / "six")
+    assert used_folder(lesson, tmp_path, 14, "auto") == [12, 9]
+    assert used_folder(lesson, tmp_path, 8, tmp_path / "six") == []  # 12 and 9 are of another run now
+    assert used_folder(lesson, tmp_path, 11, tmp_path / "six") == [9]
+
+
+def test_a_run_is_not_resumed_with_other_options(lesson, tmp_path):
+    used_folder(lesson, tmp_path, 10)
+    for options in ({"precision": "fp16"}, {"precision": "bf16"}, {"accumulate": 2}):
+        with pytest.raises(ValueError, match="saved with"):
+            used_folder(lesson, tmp_path, None, "auto", options)
+    with pytest.raises(ValueError, match="fewer batches than the 9"):
+        used_folder(lesson, tmp_path, None, "auto", None, batches(8))
+    used_folder(lesson, tmp_path, None, "auto")
+
+
+def test_weights_that_are_not_finite_are_not_saved(lesson, tmp_path, capsys):
+    data = batches(20)
+    data[10][0][0] = math.inf
+    assert used_folder(lesson, tmp_path, data=data) == [9, 6]
+    assert "step 12 is not saved: 0.weight" in capsys.readouterr().out
+
+
+def test_numbers_of_numpy_are_saved_and_what_cannot_be_read_is_refused_at_once(lesson, tmp_path):
+    def run(stop, *more):
+        schedule = lesson.LRSchedule(lambda o: LambdaLR(o, lambda step: 1 + np.cos(np.float64(step))))
+        callbacks = [schedule, lesson.ModelCheckpoint(tmp_path / str(len(more)), 2), lesson.Interrupt(stop), *more]
+        model = net()
+        loop = lesson.Trainer([*callbacks, logger := lesson.MetricsLogger(tmp_path / "log")])
+        with suppress(KeyboardInterrupt):
+            loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(9), resume="auto")
+        return logger
+
+    run(5)
+    run(None)
+    rows = [json.loads(line) for line in (tmp_path / "log" / "steps.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [*range(1, 10), 9]
+    odd = lesson.Callback()
+    odd.state_dict = lambda: {"array": np.ones(3)}
+    with pytest.raises(pickle.UnpicklingError):
+        run(None, odd)
+    assert not list((tmp_path / "1").iterdir())
+
+
+class Draws(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.randn(6) + index, torch.randint(3, ()).item()
+
+
+@pytest.mark.parametrize("kind", ["two workers", "a batch sampler", "shuffled, two workers"])
+def test_workers_that_draw_and_batch_samplers_go_on_with_the_same_bits(lesson, tmp_path, kind):
+    def run(folder, stop=None):
+        torch.manual_seed(0)
+        sampler, model = lesson.ResumableSampler(40, 5), net()
+        if kind == "a batch sampler":
+            loader = DataLoader(Draws(), batch_sampler=torch.utils.data.BatchSampler(sampler, 4, False))
+        elif kind == "two workers":
+            loader = DataLoader(Draws(), 4, sampler=sampler, num_workers=2)
+        else:
+            loader = DataLoader(Draws(), 4, shuffle=True, num_workers=2)
+        loop = lesson.Trainer([lesson.ModelCheckpoint(folder, 3), lesson.Interrupt(stop), seen := lesson.Losses()])
+        seen.on_epoch_end = lambda loop: None
+        with suppress(KeyboardInterrupt):
+            loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, loader, max_epochs=2, resume="auto")
+        return model
+
+    wanted = run(tmp_path / "whole")
+    for stop in (5, 14):
+        run(tmp_path / str(stop), stop)
+        assert same(wanted, run(tmp_path / str(stop)))
+
+
+def test_why_a_run_was_left_is_known_at_its_end(lesson):
+    class Knows(lesson.Callback):
+        def on_fit_end(self, loop):
+            self.why = loop.ending
+
+    stopper = lesson.EarlyStopping(threshold=99.0)
+    for callback, kind in ((stopper, lesson.StopFit), (lesson.Callback(), type(None))):
+        model, knows = net(), Knows()
+        fit = lesson.Trainer([callback, knows]).fit
+        fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(2), batches(1), 2)
+        assert type(knows.why) is kind
+
+
+def test_a_step_is_named_right_after_a_resume_and_left_batches(lesson, tmp_path):
+    data = batches(20)
+    data[13][0][2, 1] = math.nan
+    for resumed in (False, True):
+        model, leaves = net(), lesson.Callback()
+        leaves.order = 5
+        leaves.on_before_step = lambda loop: lesson.Raises("on_fit_end", lesson.StopBatch()).hook(loop) if loop.batches_done < 2 else None
+        callbacks = [lesson.GradientHealth(4), leaves, lesson.ModelCheckpoint(tmp_path, 3), lesson.Interrupt(None if resumed else 7)]
+        with suppress(KeyboardInterrupt), pytest.raises(FloatingPointError, match="step 12: ") if resumed else suppress():
+            lesson.Trainer(callbacks).fit(
+                model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, data, resume="auto"
+            )
+
+
+def test_the_speed_is_of_all_images_and_a_full_disk_closes_the_log(lesson, tmp_path, monkeypatch):
+    model, logger = net(), lesson.MetricsLogger(tmp_path / "log", every=5)
+    callbacks = [logger, lesson.ModelCheckpoint(tmp_path, 3)]
+    seen, flush = [], type(logger).flush
+    monkeypatch.setattr(type(logger), "flush", lambda self, loop=None: (seen.append(self.seen), flush(self)))
+    lesson.Trainer(callbacks, accumulate=2).fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(20))
+    assert sum(seen) == 100
+    lines = (tmp_path / "log" / "speed.csv").read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in lines] == [3, 6, 9, 10]
+
+    def full(self, name, text):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("shared.log_files.LogFiles.write", full)
+    logger = lesson.MetricsLogger(tmp_path / "more", every=5)
+    logger.columns = ()
+    with pytest.raises(OSError, match="disk full"):
+        lesson.Trainer([logger]).fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(20))
+    assert logger.files is None
 
 
 def test_bad_gradients_are_found_by_name_and_step(lesson):
@@ -440,7 +576,7 @@ def test_damaged_checkpoints_are_reported_and_older_ones_used(lesson, tmp_path, 
             path.write_bytes(path.read_bytes()[:-1])
         assert equal(wanted, everything(lesson, tmp_path))
         assert capsys.readouterr().out.count("left out: ") == damaged
-        assert all(path.with_suffix(".damaged").exists() for path in found)
+        assert all(path.with_suffix(".aside").exists() for path in found)
     newest.write_bytes(b"")
     with pytest.raises(lesson.DamagedCheckpoint):
         lesson.Trainer().find(newest)

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar
@@ -279,6 +279,52 @@ WRONG_STOPPING = {
         ),
         "stays stopped",
     ),
+    "threshold is compared with the best": (
+        variant("stopping", (_THRESHOLD, _THRESHOLD.replace("sign * value", "sign * self.best"))),
+        "threshold: stops",
+    ),
+    "no divergence beside a threshold": (
+        variant("stopping", (_DIVERGENCE, "self.threshold is None and " + _DIVERGENCE)),
+        "threshold: stops|divergence: stops",
+    ),
+    "a least delta": (
+        variant("stopping", (_BEST, _BEST.replace("self.min_delta", "max(self.min_delta, 1e-4)"))),
+        "best and wait",
+    ),
+    "rounded": (
+        variant("stopping", ("value, sign = loop.metrics[self.monitor],", "value, sign = round(loop.metrics[self.monitor], 3),")),
+        "best and wait",
+    ),
+    "in float32": (
+        variant(
+            "stopping",
+            ("value, sign = loop.metrics[self.monitor],", "value, sign = float(np.float32(loop.metrics[self.monitor])),"),
+        ),
+        "best and wait",
+    ),
+    "large is not finite": (
+        variant("stopping", ("not math.isfinite(value)", "not abs(value) < 1e6")),
+        "best and wait",
+    ),
+    "patience of the class": (
+        variant(
+            "stopping",
+            ("        self.on_fit_start(None)\n", "        type(self).last = patience\n        self.on_fit_start(None)\n"),
+            ("self.wait >= self.patience", "self.wait >= self.last"),
+        ),
+        "wait reaches patience",
+    ),
+    "a best of zero is lost": (
+        variant("stopping", (_LOAD, _LOAD.replace('state["best"]', 'state["best"] or None'))),
+        "new object",
+    ),
+    "judges after a StopFit": (
+        variant(
+            "stopping",
+            ("if loop.ending is not None:", "if loop.ending is not None and not isinstance(loop.ending, StopFit):"),
+        ),
+        "being left",
+    ),
     "any mode": (variant("stopping", ('if mode not in ("min", "max"):', "if False:")), "ValueError for another"),
     "modes by their beginning": (
         variant("stopping", ('mode not in ("min", "max")', 'mode[:3].lower() not in ("min", "max")')),
@@ -505,6 +551,43 @@ WRONG_RATIO = {
         variant("ratio", ("if self.old:", "if self.old and all((w == w).all() for w in self.old.values()):")),
         "nothing is read",
     ),
+    "waits by .to": (variant("ratio", ("torch.stack(ratios)))", 'torch.stack(ratios).to("cpu")))')), "nothing is read"),
+    "asks whether they are equal": (
+        ratios(on_after_step=lambda self, loop: (self.snapshot and torch.equal(*self.snapshot[0][1:]), RatiosByPairs.on_after_step(self, loop))),
+        "nothing is read",
+    ),
+    "copies at the start of the batch": (
+        ratios(on_batch_start=RatiosByPairs.on_before_step, on_before_step=lambda self, loop: None),
+        "ratios of update",
+    ),
+    "names of the first step": (
+        variant(
+            "ratio",
+            (_LEARNING, "if n in self.__dict__.setdefault('names', [n for n, p in loop.model.named_parameters() if p.requires_grad])]"),
+        ),
+        "names of the parameters",
+    ),
+    "evaluation mode": (
+        ratios(on_after_step=lambda self, loop: (loop.model.eval(), RatiosByPairs.on_after_step(self, loop))),
+        "only looks",
+    ),
+    "draws from Python": (
+        ratios(on_after_step=lambda self, loop: (random.random(), RatiosByPairs.on_after_step(self, loop))),
+        "only looks",
+    ),
+    "draws from NumPy": (
+        ratios(on_after_step=lambda self, loop: (np.random.rand(), RatiosByPairs.on_after_step(self, loop))),
+        "only looks",
+    ),
+    "copies in a deque": (
+        ratios(
+            on_after_step=lambda self, loop: (
+                setattr(self, "kept", deque(old for *_, old in self.snapshot or ())),
+                RatiosByPairs.on_after_step(self, loop),
+            )
+        ),
+        "no copy of a weight",
+    ),
     "turns autograd off": (ratios(on_before_step=_turned_off), "only looks"),
     "draws a number": (ratios(on_before_step=_noisy), "only looks"),
     "clears the gradients": (ratios(on_after_step=_clears), "only looks"),
@@ -650,6 +733,45 @@ WRONG_FILE = {
         "comes back|FileNotFound",
     ),
     "takes no string": (variant("file", ("self.path = Path(path)", "self.path = path")), "comes back"),
+    "a path without a folder": (
+        variant("file", ("os.open(self.path.parent,", "os.open(os.path.dirname(self.path),")),
+        "comes back",
+    ),
+    "one system call": (
+        variant("file", ("file.write(hashlib", "os.write(file.fileno(), hashlib")),
+        "comes back|damage",
+    ),
+    "a failing fsync is passed over": (
+        variant(
+            "file",
+            (_FLUSH, "            file.flush()\n            try:\n                os.fsync(file.fileno())\n            except OSError:\n                pass\n"),
+        ),
+        "on the disk before",
+    ),
+    "clears up everybody's": (
+        variant("file", (_SAVE, "        for other in self.path.parent.glob('*.tmp'):\n            other.unlink()\n" + _SAVE)),
+        "other name",
+    ),
+    "checksum of 64 KiB": (
+        variant(
+            "file",
+            ("hashlib.sha256(content).digest() + content", "hashlib.sha256(content[:65536]).digest() + content"),
+            (_SUM, _SUM.replace("(content)", "(content[:65536])")),
+        ),
+        "damage is",
+    ),
+    "checksum of both ends": (
+        variant(
+            "file",
+            ("hashlib.sha256(content).digest() + content", "hashlib.sha256(content[:4096] + content[-4096:]).digest() + content"),
+            (_SUM, _SUM.replace("(content)", "(content[:4096] + content[-4096:])")),
+        ),
+        "damage is",
+    ),
+    "from the first GPU only": (
+        variant("file", ('map_location="cpu"', 'map_location={"cuda:0": "cpu"}')),
+        "arrive on the CPU",
+    ),
     "reading touches the file": (
         variant(
             "file", ("        digest, content", "        self.path.write_bytes(whole + b' ')\n        digest, content")
@@ -951,6 +1073,12 @@ def grouped_by_recursion(batches, count):
         group = tuple(islice(stream, count))
 
 
+def refuses_at_the_call(batches, count):
+    if count < 1:
+        raise ValueError(count)
+    return grouped_by_chunks(batches, count)
+
+
 _SLICE = "while group := list(islice(rest, count)):"
 _YIELD = "yield batch, size / sum(sizes), number == len(group)"
 _MAPPING = "        if isinstance(batch, Mapping):\n            batch = list(batch.values())\n"
@@ -1039,6 +1167,17 @@ WRONG_GROUPS = {
         ),
         "at most count",
     ),
+    "last by identity": (variant("groups", ("number == len(group)", "batch is group[-1]")), "last: at"),
+    "an empty tensor is none": (
+        variant("groups", ("size for size in found if size is not None", "size for size in found if size")),
+        "counted in the first|raised",
+    ),
+    "groups of sixteen at most": (variant("groups", ("islice(rest, count)", "islice(rest, min(count, 16))")), "last: at|at most|weight"),
+    "plain dictionaries only": (
+        variant("groups", ("isinstance(batch, Mapping)", "type(batch) is dict")),
+        "counted in the first|raised",
+    ),
+    "refuses at the call": (refuses_at_the_call, "ValueError for"),
     "any count": (variant("groups", (_COUNT, "    if False:\n")), "ValueError"),
     "zero is one": (variant("groups", (_COUNT, "    count = count or 1\n    if count < 1:\n")), "ValueError"),
     "no tensor counts as none": (
@@ -1234,6 +1373,28 @@ WRONG_TRAINER = {
     "the first callback for all": (
         variant("trainer", (_LOADED, '            callback.load_state_dict(state["callbacks"][-1][1])\n')),
         "puts back|raised|runs",
+    ),
+    "states by their types' names": (
+        variant(
+            "trainer",
+            (_CALLBACKS, "[[type(c).__name__ for c in self.callbacks], {type(c).__name__: c.state_dict() for c in self.callbacks}]"),
+            ('[n for n, _ in state["callbacks"]]', 'state["callbacks"][0]'),
+            ('for callback, (_, own) in zip(self.callbacks, state["callbacks"], strict=True):', "for callback in self.callbacks:"),
+            (_LOADED, '            callback.load_state_dict(state["callbacks"][1][type(callback).__name__])\n'),
+        ),
+        "puts back|same bits|snapshot",
+    ),
+    "two of the loaders' generators": (
+        variant(
+            "trainer",
+            ("loader_generators(self)]", "loader_generators(self)[:2]]"),
+            (", strict=True):\n            generator", ", strict=False):\n            generator"),
+        ),
+        "draw the same",
+    ),
+    "the first callback and the set of all": (
+        variant("trainer", (_DIFFER, "        if len(saved) != len(here) or saved[0] != here[0] or set(saved) != set(here):\n")),
+        "other callbacks",
     ),
     "a scaler is always there": (
         variant(

@@ -10,9 +10,9 @@ import os
 import random
 import stat
 import tempfile
-from collections import namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +148,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     with trial.group("best and wait follow the values", hint="follow the case by hand", see=1):
         for mode, delta in itertools.product(("min", "max"), (0.0, 0.5)):
             walks = [[6, 5, 5.5, 4.5, 4.5, 4, 3.25], [1, 2, 1.5, 2.5, 2.5, 3, 3.75], [-1, -2, -1.5, -1.25, 0.0, 0.5]]
+            walks += [[1.0, 1.0 - 1e-5, 1.0, 1.0 + 1e-5, 1.0 - 3e-5, 1.0 + 3e-5], [1e7, -1e30, 1e30, 5.0]]
             for values in [*walks, *([random.choice(range(-8, 9)) / 4 for _ in range(9)] for _ in range(4))]:
                 options = {"mode": mode, "patience": 99, "min_delta": delta}
                 got = [entry[:2] for entry in _judged(answer, values, **options)]
@@ -165,6 +166,14 @@ def early_stopping(trial: Trial, answer: Any) -> None:
             got = len(_judged(answer, values, mode=mode, patience=patience))
             want = len(_verdicts(values, mode, {"patience": patience}))
             trial.equal(f"epochs run with {values}, mode {mode!r}, patience {patience}", got, want)
+        short, long = answer(patience=1), answer(patience=3)
+        loop, found = _loop(metrics={"val_loss": 1.0}), []
+        for stopper in (short, long):
+            stopper.on_fit_start(loop)
+            stopper.on_epoch_end(loop)
+        for stopper in (long, short):
+            found.append(_stops(partial(stopper.on_epoch_end, loop)))
+        trial.equal("two objects, patience 3 and 1, at a second equal value: stops", found, [False, True])
         trial.equal("epochs run with the default patience", len(_judged(answer, [1.0] * 9)), 4)
         accuracy = _judged(answer, [0.1, 0.2, 0.2, 0.2], monitor="val_accuracy", mode="max", patience=1)
         trial.equal("epochs run with monitor='val_accuracy'", len(accuracy), 3)
@@ -175,6 +184,14 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                     options = {"mode": mode, "patience": 99, name: limit}
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
                     trial.equal(f"best, wait, stopped after {values}, mode {mode!r}, {name} {limit}", got, want)
+            for mode in ("min", "max"):  # several options at once
+                for _ in range(12):
+                    values = [round(random.gauss(0, 2), 6) for _ in range(9)]
+                    options = {"mode": mode, "patience": random.choice((2, 3, 99)), "min_delta": random.random()}
+                    limits = {"threshold": -1.5} if name == "threshold" else {"threshold": -3.0, "divergence": 1.5}
+                    options |= {key: limit if mode == "min" else -limit for key, limit in limits.items()}
+                    got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
+                    trial.equal(f"best, wait, stopped after {values}, {options}", got, want)
     with trial.group("not finite: stops, and changes neither best nor wait", hint="what is NaN < 1?", see=2):
         for value, mode in itertools.product((math.nan, math.inf, -math.inf), ("min", "max")):
             for before in ([], [3.0], [3.0, 3.0]):
@@ -253,6 +270,12 @@ def _held_state(trial: Trial, answer: Any) -> None:
                 False,
             )
             trial.equal(f"verdicts on {more} after loading", follow(second, more), follow(whole, more))
+        first, second = answer(mode="max"), answer(mode="max")
+        first.on_fit_start(loop)
+        second.on_fit_start(loop)
+        follow(first, [0.0])
+        second.load_state_dict(torch.load(_saved(first.state_dict()), weights_only=True))
+        trial.equal("best and wait after 0.0 and -1.0, the state loaded in between", follow(second, [-1.0])[0][:2], (0.0, 1))
     with trial.group("what has stopped stays stopped", hint="what does on_checkpoint_load do with a loaded reason?"):
         for values in ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, math.inf]):
             first, second = answer(**options), answer(**options)
@@ -287,6 +310,10 @@ class _Reads(TorchFunctionMode):
         "__index__",
         "__format__",
         "__repr__",
+        "equal",
+        "allclose",
+        "nonzero",
+        "is_nonzero",
     )
 
     def __init__(self) -> None:
@@ -295,7 +322,7 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in self.NAMES:
+        if name in self.NAMES or (name == "to" and "cpu" in (*args[1:], *(kwargs or {}).values())):
             self.names.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -342,6 +369,9 @@ class _Ratios:
         found |= {name: None if g is None else (id(g), g.clone()) for name, g in grads.items()}
         found["requires_grad"] = [p.requires_grad for p in self.model.parameters()]
         found["random numbers"] = torch.get_rng_state()
+        found["random numbers of Python"] = hash(random.getstate())
+        found["random numbers of NumPy"] = np.random.get_state()[1].tobytes() + bytes(np.random.get_state()[2] % 256)
+        found["training mode"] = [module.training for module in self.model.modules()]
         found["autograd"] = torch.is_grad_enabled()
         return found
 
@@ -349,6 +379,8 @@ class _Ratios:
         """One step; with `drop` another callback leaves the batch before its step."""
         model, x = self.model, torch.randn(4, 5)
         self.call(callback, "on_batch_start")
+        with torch.no_grad():
+            model.empty_like.mul_(0.9)  # somebody else's doing, no part of the step's update
         self.call(callback, "on_before_forward")
         y = model.ab(torch.relu(model.a(x)).double()) * model.a_b
         self.call(callback, "on_after_forward")
@@ -389,7 +421,7 @@ def _tensors(owner: Any) -> list[Tensor]:
             found.append(one)
         elif isinstance(one, Mapping):
             rest += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set):
+        elif isinstance(one, list | tuple | set | frozenset | deque):
             rest += list(one)
         elif hasattr(one, "__dict__") and not isinstance(
             one, nn.Module | torch.optim.Optimizer | SimpleNamespace | type
@@ -471,6 +503,20 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         sorted(first.want),
         hint="which parameters of loop.model does the task want?",
         see=2,
+    )
+    training, callback = _Ratios(), answer()
+    training.call(callback, "on_fit_start")
+    for frozen, learns in (("unused", "frozen"), ("frozen", "unused")):  # what learns may change on the way
+        getattr(training.model, frozen).requires_grad_(False)
+        getattr(training.model, learns).requires_grad_(True)
+        training.batch(callback, 1)
+    training.call(callback, "on_epoch_end")
+    training.call(callback, "on_fit_end")
+    trial.equal(
+        "the names of the parameters that learn",
+        {name: len(callback.history.get(name, [])) for name in training.want},
+        {name: len(rows) for name, rows in training.want.items()},
+        hint="another callback freezes a parameter between two steps and thaws another: how many rows has each?",
     )
     with trial.group("the ratios of update to weight", hint="which norm, of what, divided by what?", see=1):
         for leave in (False, True):
@@ -629,9 +675,9 @@ def _lands_on_cpu(where: Any) -> bool:
     """Whether a map_location sends what lay on a GPU to the CPU."""
     if callable(where):
         storage = torch.UntypedStorage(1)
-        return where(storage, "cuda:0") is storage
+        return all(where(storage, tag) is storage for tag in ("cuda:0", "cuda:1", "mps"))
     if isinstance(where, Mapping):
-        where = where.get("cuda:0", where.get("cuda"))
+        return all(where.get(tag) in ("cpu", torch.device("cpu")) for tag in ("cuda:0", "cuda:1", "mps"))
     return where is not None and torch.device(where).type == "cpu"
 
 
@@ -674,6 +720,13 @@ def _read_back(trial: Trial, answer: Any, folder: Path) -> None:
                 held = path.read_bytes()
                 answer(kind(path)).read()
                 trial.equal(f"the file is left alone by reading ({name!r})", path.read_bytes() == held, True)
+        with chdir(folder):
+            answer("bare.ckpt").write([7])
+            trial.equal("what is read of a path without a folder", answer("bare.ckpt").read(), [7])
+            (folder / "bare.ckpt").unlink()
+        with mock.patch.object(os, "write", side_effect=lambda file, data, write=os.write: write(file, data[:1000])):
+            answer(path).write(state := {"x": torch.randn(3000)})
+        trial.equal("what is read if the system takes 1,000 bytes at a time", _same(answer(path).read(), state), True)
     with trial.group("a missing file is a FileNotFoundError", hint="what does opening it raise?"):
         got = _raised_by(lambda: answer(folder / "missing.ckpt").read())
         trial.equal("what is raised", got.split(":")[0], "FileNotFoundError")
@@ -716,8 +769,11 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
             temporary = folder / "state.ckpt.tmp"
             if leftover is not None:
                 temporary.write_bytes(leftover)
+            (other := folder / "neighbour.ckpt.tmp").write_bytes(b"somebody else's")
             with _Disk(path).watched() as disk:
                 answer(path).write(states["second"])
+            trial.equal("another file's .tmp is left alone", other.exists(), True)
+            other.unlink()
             names = [(source, target) for source, target, _ in disk.renamed]
             trial.equal("renamed", names, [("state.ckpt.tmp", "state.ckpt")])
             trial.equal("in the folder", sorted(found.name for found in folder.iterdir()), ["state.ckpt"])
@@ -744,6 +800,15 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
             hint="which of the two is remembered in the folder?",
             see=2,
         )
+    held = path.read_bytes()
+    with mock.patch.object(os, "fsync", side_effect=OSError(28, "No space left on device")):
+        got = _raised_by(lambda: answer(path).write(states["first"])).partition(":")[0]
+    trial.equal(
+        "the content is on the disk before it gets its name",
+        (got, path.read_bytes() == held),
+        ("OSError", True),
+        hint="fsync has raised OSError: what comes out of write, and is the old file (True) still there?",
+    )
     if os.path.isdir("/proc/self/fd"):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
@@ -780,6 +845,12 @@ def _noticed(trial: Trial, answer: Any, folder: Path) -> None:
                 " that names it" if "epoch-3.ckpt" in got.partition(":")[2] else f" saying {got.partition(':')[2]!r}"
             )
             trial.equal(f"a file {name}", got.partition(":")[0] + named, "DamagedCheckpoint that names it")
+        answer(path).write({"x": torch.randn(70_000)})
+        large = path.read_bytes()
+        for place in (len(large) // 2, *(random.randrange(len(large)) for _ in range(12))):
+            path.write_bytes(large[:place] + bytes([large[place] ^ 4]) + large[place + 1 :])
+            got = _raised_by(answer(path).read).partition(":")[0]
+            trial.equal(f"a file with byte {place} of {len(large)} changed", got, "DamagedCheckpoint")
     with mock.patch.object(torch, "load", side_effect=torch.load) as load:
         for content in list(changes.values())[:9]:
             path.write_bytes(content)
@@ -833,6 +904,7 @@ def _nestings(size: int) -> list[Any]:
         [None, "text", 5, [], {"none": None}, {"x": x}, other],
         _Pair("a note", x),
         (_Pair(other.numpy(), [x]), other),
+        OrderedDict(note="a", x=x, y=other),
     ]
 
 
@@ -882,6 +954,7 @@ def grouped(trial: Trial, answer: Any) -> None:
         ([2, 2], 1),
         ([5, 1, 3, 8, 2, 2, 4], 7),
         ([], 3),
+        ([2, 1] * 23, 40),
     ]
     cases += [([random.randint(1, 9) for _ in range(random.randint(1, 13))], random.randint(1, 5)) for _ in range(8)]
     found = []
@@ -898,6 +971,9 @@ def grouped(trial: Trial, answer: Any) -> None:
         for sizes, count, got in found:
             want = [last for *_, last in _groups(sizes, sizes, count)]
             trial.equal(f"last of {len(sizes)} batches in groups of {count}", [last for *_, last in got], want)
+        one = torch.zeros(3, 1)
+        got = [last for *_, last in answer([one] * 5, 2)]
+        trial.equal("last of one and the same batch five times, in groups of 2", got, [False, True, False, True, True])
     with trial.group("weight: the share of the group's samples", hint="whose samples are in the sum?", see=1):
         for sizes, count, got in found:
             want = torch.tensor([weight for _, weight, _ in _groups(sizes, sizes, count)], dtype=torch.float64)
@@ -912,6 +988,10 @@ def grouped(trial: Trial, answer: Any) -> None:
             weights = torch.tensor([weight for _, weight, _ in answer(batches, 3)], dtype=torch.float64)
             want = torch.tensor([weight for _, weight, _ in _groups(batches, sizes, 3)], dtype=torch.float64)
             trial.close(f"weights of batches like {_sketch(batches[1])}", weights, want, rtol=1e-12)
+        empty = [(torch.zeros(n, 2), torch.ones(7)) for n in (0, 3, 1)]
+        weights = torch.tensor([weight for _, weight, _ in answer(empty, 3)], dtype=torch.float64)
+        want = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
+        trial.close("weights of first tensors with 0, 3 and 1 samples", weights, want, rtol=1e-12)
         mixed = [_nestings(size)[index] for size, index in ((2, 0), (6, 7), (1, 4), (3, 6))]
         weights = torch.tensor([weight for _, weight, _ in answer(mixed, 4)], dtype=torch.float64)
         want = torch.tensor([2 / 12, 6 / 12, 1 / 12, 3 / 12], dtype=torch.float64)
@@ -941,7 +1021,9 @@ def grouped(trial: Trial, answer: Any) -> None:
         ("an empty batch", [[]], 1),
     ):
         errors[name] = _raised_by(lambda b=batches, c=count: list(answer(b, c))).partition(":")[0]
-    trial.equal("ValueError for what can't be grouped", errors, dict.fromkeys(errors, "ValueError"), hint="look at 5")
+    want = dict.fromkeys(errors, "ValueError") | {"count 0, before the first next": "no exception"}
+    errors["count 0, before the first next"] = _raised_by(lambda: answer([], 0)).partition(":")[0]
+    trial.equal("ValueError for what can't be grouped", errors, want, hint="look at 5")
 
 
 def _sketch(batch: Any) -> str:
@@ -990,12 +1072,15 @@ class _Runs:
         base, path = self.lesson["Callback"], self.folder / "run.ckpt"
 
         class Memory(base):
+            def __init__(self, by: int = 1) -> None:
+                self.by = by  # two of a type don't remember the same
+
             def on_fit_start(self, loop: Any) -> None:
                 self.count, self.mean = 0, torch.zeros(())
                 self.loop = loop  # no part of the state
 
             def on_after_step(self, loop: Any) -> None:
-                self.count += 1
+                self.count += self.by
                 self.mean += (loop.loss.detach() - self.mean) / self.count
                 loop.optimizer.param_groups[0]["lr"] *= 0.97
 
@@ -1030,7 +1115,7 @@ class _Runs:
             def on_epoch_end(self, loop: Any) -> None:
                 self.at(loop, "on_epoch_end")
 
-        return [Memory(), Trace(), Saves()]
+        return [Memory(), Trace(), Saves(), Memory(3)]
 
     def parts(self, kind: str, optimizer: str = "sgd") -> tuple[Any, ...]:
         """Model, optimizer, loss function and loaders; `kind` says who shuffles."""
@@ -1045,11 +1130,16 @@ class _Runs:
         train, val = _Noisy(22), _Noisy(9)
         loader = DataLoader(train, 4, shuffle=True)
         val_loader = DataLoader(val, 5)
-        if kind in ("of the loader", "of both"):
+        if kind == "of the loader":
             loader = DataLoader(train, 4, shuffle=True, generator=torch.Generator().manual_seed(1))
         elif kind == "of the sampler":
             loader = DataLoader(train, 4, sampler=_own_sampler(train, 2))
-        if kind in ("of the validation loader", "of both"):
+        if kind == "of both":  # and of both samplers
+            dice = torch.Generator().manual_seed(1)
+            loader = DataLoader(train, 4, sampler=_own_sampler(train, 2), generator=dice)
+            dice = torch.Generator().manual_seed(3)
+            val_loader = DataLoader(val, 5, sampler=_own_sampler(val, 4), generator=dice)
+        if kind == "of the validation loader":
             val_loader = DataLoader(val, 5, shuffle=True, generator=torch.Generator().manual_seed(3))
         return model, made, F.cross_entropy, loader, val_loader
 
@@ -1231,11 +1321,11 @@ def _set_all(loop: Any, states: list[Any]) -> None:
 
 def _all_parts(trial: Trial, runs: _Runs) -> None:
     """A snapshot, and what load_state_dict puts back."""
-    loop, (memory, *_) = runs.run("of the loader", precision="fp16", optimizer="adamw")
+    loop, (memory, _, _, second) = runs.run("of the loader", precision="fp16", optimizer="adamw")
     loop.scaler.update(1234.0)
     state = loop.state_dict()
     kept = torch.load(_saved(state), weights_only=False)
-    wanted = copy.deepcopy(_parts_of(loop, memory))
+    wanted = copy.deepcopy(_parts_of(loop, memory, second))
     again = runs.parts("of the loader")[3]
     for x, y in again:
         F.cross_entropy(loop.model.train()(x), y).backward()
@@ -1246,7 +1336,7 @@ def _all_parts(trial: Trial, runs: _Runs) -> None:
     loop.scaler.update(8.0)
     trial.equal("is a snapshot", _same(_plain(state), _plain(kept)), True, hint="what does a later step change?", see=2)
     loop.load_state_dict(torch.load(_saved(kept), weights_only=False))
-    got = _parts_of(loop, memory)
+    got = _parts_of(loop, memory, second)
     with trial.group("load_state_dict puts back", hint="which part is the named one, and who loads it?"):
         for name, want in wanted.items():
             trial.equal(
@@ -1254,12 +1344,12 @@ def _all_parts(trial: Trial, runs: _Runs) -> None:
             )
 
 
-def _parts_of(loop: Any, memory: Any) -> dict[str, Any]:
+def _parts_of(loop: Any, memory: Any, second: Any) -> dict[str, Any]:
     return {
         "model": dict(loop.model.state_dict()),
         "optimizer": loop.optimizer.state_dict(),
         "scaler": loop.scaler.state_dict(),
-        "callbacks": memory.state_dict(),
+        "callbacks": [memory.state_dict(), second.state_dict()],
     }
 
 
@@ -1281,6 +1371,7 @@ def _other_callbacks(trial: Trial, runs: _Runs) -> None:
             "one missing": mine[:-1],
             "one more": [*mine, more],
             "another order": mine[::-1],
+            "two exchanged": [mine[0], mine[2], mine[1], mine[3]],
             "one of another type": [*mine[:-1], more],
         }.items():
             other = runs.run("global", optimizer="sgd")[0]
@@ -1303,7 +1394,7 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
     with trial.group(item, hint="in which order is what restored, and who draws in between?"):
         for number, kind in enumerate(runs.LOADERS):
             options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}, {}][number]
-            whole, (memory, trace, _) = runs.run(kind, **options)
+            whole, (memory, trace, _, second) = runs.run(kind, **options)
             per_epoch = whole.step // 3
             for hook, step in (
                 ("on_batch_end", 1),
@@ -1315,7 +1406,7 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
                 random.seed(99)
                 np.random.seed(99)
                 torch.manual_seed(99)
-                loop, (memory_2, trace_2, _) = runs.run(kind, resume=path, **options)
+                loop, (memory_2, trace_2, _, second_2) = runs.run(kind, resume=path, **options)
                 case = f"generator: {kind}; saved in {hook} of step {step}; {options}"
                 rows = trace.rows[-len(trace_2.rows) :]
                 trial.equal(f"steps, losses and rates ({case})", trace_2.rows, rows)
@@ -1324,3 +1415,5 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
                 trial.equal(
                     f"what a callback remembers ({case})", _same(memory_2.state_dict(), memory.state_dict()), True
                 )
+                got, want = second_2.state_dict(), second.state_dict()
+                trial.equal(f"what a second one of its type remembers ({case})", _same(got, want), True)
