@@ -185,9 +185,12 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
                     trial.equal(f"best, wait, stopped after {values}, mode {mode!r}, {name} {limit}", got, want)
             for mode in ("min", "max"):  # several options at once
-                for _ in range(12):
+                for number in range(12):
                     values = [round(random.gauss(0, 2), 6) for _ in range(9)]
                     options = {"mode": mode, "patience": random.choice((2, 3, 99)), "min_delta": random.random()}
+                    if number < 2:  # better than the threshold, but not by enough to be the best
+                        values, options["min_delta"] = [-1.4, -1.6, -1.7], 1.0
+                        values = values if mode == "min" else [-value for value in values]
                     limits = {"threshold": -1.5} if name == "threshold" else {"threshold": -3.0, "divergence": 1.5}
                     options |= {key: limit if mode == "min" else -limit for key, limit in limits.items()}
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
