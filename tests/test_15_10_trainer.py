@@ -457,7 +457,9 @@ def test_workers_that_draw_and_batch_samplers_go_on_with_the_same_bits(lesson, t
         loop = lesson.Trainer([lesson.ModelCheckpoint(folder, 3), lesson.Interrupt(stop), seen := lesson.Losses()])
         seen.on_epoch_end = lambda loop: None
         with suppress(KeyboardInterrupt):
-            loop.fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, loader, max_epochs=2, resume="auto")
+            loop.fit(
+                model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, loader, max_epochs=2, resume="auto"
+            )
         return model
 
     wanted = run(tmp_path / "whole")
@@ -485,9 +487,19 @@ def test_a_step_is_named_right_after_a_resume_and_left_batches(lesson, tmp_path)
     for resumed in (False, True):
         model, leaves = net(), lesson.Callback()
         leaves.order = 5
-        leaves.on_before_step = lambda loop: lesson.Raises("on_fit_end", lesson.StopBatch()).hook(loop) if loop.batches_done < 2 else None
-        callbacks = [lesson.GradientHealth(4), leaves, lesson.ModelCheckpoint(tmp_path, 3), lesson.Interrupt(None if resumed else 7)]
-        with suppress(KeyboardInterrupt), pytest.raises(FloatingPointError, match="step 12: ") if resumed else suppress():
+        leaves.on_before_step = lambda loop: (
+            lesson.Raises("on_fit_end", lesson.StopBatch()).hook(loop) if loop.batches_done < 2 else None
+        )
+        callbacks = [
+            lesson.GradientHealth(4),
+            leaves,
+            lesson.ModelCheckpoint(tmp_path, 3),
+            lesson.Interrupt(None if resumed else 7),
+        ]
+        with (
+            suppress(KeyboardInterrupt),
+            pytest.raises(FloatingPointError, match="step 12: ") if resumed else suppress(),
+        ):
             lesson.Trainer(callbacks).fit(
                 model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, data, resume="auto"
             )
@@ -498,7 +510,9 @@ def test_the_speed_is_of_all_images_and_a_full_disk_closes_the_log(lesson, tmp_p
     callbacks = [logger, lesson.ModelCheckpoint(tmp_path, 3)]
     seen, flush = [], type(logger).flush
     monkeypatch.setattr(type(logger), "flush", lambda self, loop=None: (seen.append(self.seen), flush(self)))
-    lesson.Trainer(callbacks, accumulate=2).fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(20))
+    lesson.Trainer(callbacks, accumulate=2).fit(
+        model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, batches(20)
+    )
     assert sum(seen) == 100
     lines = (tmp_path / "log" / "speed.csv").read_text().splitlines()
     assert [int(line.split(",")[0]) for line in lines] == [3, 6, 9, 10]

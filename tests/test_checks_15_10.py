@@ -292,13 +292,19 @@ WRONG_STOPPING = {
         "best and wait",
     ),
     "rounded": (
-        variant("stopping", ("value, sign = loop.metrics[self.monitor],", "value, sign = round(loop.metrics[self.monitor], 3),")),
+        variant(
+            "stopping",
+            ("value, sign = loop.metrics[self.monitor],", "value, sign = round(loop.metrics[self.monitor], 3),"),
+        ),
         "best and wait",
     ),
     "in float32": (
         variant(
             "stopping",
-            ("value, sign = loop.metrics[self.monitor],", "value, sign = float(np.float32(loop.metrics[self.monitor])),"),
+            (
+                "value, sign = loop.metrics[self.monitor],",
+                "value, sign = float(np.float32(loop.metrics[self.monitor])),",
+            ),
         ),
         "best and wait",
     ),
@@ -309,7 +315,10 @@ WRONG_STOPPING = {
     "patience of the class": (
         variant(
             "stopping",
-            ("        self.on_fit_start(None)\n", "        type(self).last = patience\n        self.on_fit_start(None)\n"),
+            (
+                "        self.on_fit_start(None)\n",
+                "        type(self).last = patience\n        self.on_fit_start(None)\n",
+            ),
             ("self.wait >= self.patience", "self.wait >= self.last"),
         ),
         "wait reaches patience",
@@ -553,7 +562,12 @@ WRONG_RATIO = {
     ),
     "waits by .to": (variant("ratio", ("torch.stack(ratios)))", 'torch.stack(ratios).to("cpu")))')), "nothing is read"),
     "asks whether they are equal": (
-        ratios(on_after_step=lambda self, loop: (self.snapshot and torch.equal(*self.snapshot[0][1:]), RatiosByPairs.on_after_step(self, loop))),
+        ratios(
+            on_after_step=lambda self, loop: (
+                self.snapshot and torch.equal(*self.snapshot[0][1:]),
+                RatiosByPairs.on_after_step(self, loop),
+            )
+        ),
         "nothing is read",
     ),
     "copies at the start of the batch": (
@@ -563,7 +577,10 @@ WRONG_RATIO = {
     "names of the first step": (
         variant(
             "ratio",
-            (_LEARNING, "if n in self.__dict__.setdefault('names', [n for n, p in loop.model.named_parameters() if p.requires_grad])]"),
+            (
+                _LEARNING,
+                "if n in self.__dict__.setdefault('names', [n for n, p in loop.model.named_parameters() if p.requires_grad])]",
+            ),
         ),
         "names of the parameters",
     ),
@@ -744,12 +761,18 @@ WRONG_FILE = {
     "a failing fsync is passed over": (
         variant(
             "file",
-            (_FLUSH, "            file.flush()\n            try:\n                os.fsync(file.fileno())\n            except OSError:\n                pass\n"),
+            (
+                _FLUSH,
+                "            file.flush()\n            try:\n                os.fsync(file.fileno())\n            except OSError:\n                pass\n",
+            ),
         ),
         "on the disk before",
     ),
     "clears up everybody's": (
-        variant("file", (_SAVE, "        for other in self.path.parent.glob('*.tmp'):\n            other.unlink()\n" + _SAVE)),
+        variant(
+            "file",
+            (_SAVE, "        for other in self.path.parent.glob('*.tmp'):\n            other.unlink()\n" + _SAVE),
+        ),
         "other name",
     ),
     "checksum of 64 KiB": (
@@ -763,7 +786,10 @@ WRONG_FILE = {
     "checksum of both ends": (
         variant(
             "file",
-            ("hashlib.sha256(content).digest() + content", "hashlib.sha256(content[:4096] + content[-4096:]).digest() + content"),
+            (
+                "hashlib.sha256(content).digest() + content",
+                "hashlib.sha256(content[:4096] + content[-4096:]).digest() + content",
+            ),
             (_SUM, _SUM.replace("(content)", "(content[:4096] + content[-4096:])")),
         ),
         "damage is",
@@ -1144,6 +1170,7 @@ WRONG_GROUPS = {
         variant("groups", ("rest = iter(batches)", "rest = iter(list(islice(batches, 10**5)))")),
         "at most count",
     ),
+    "all in a list first": (variant("groups", ("rest = iter(batches)", "rest = iter(list(batches))")), "at most count"),
     "looks for the end": (
         variant(
             "groups",
@@ -1172,7 +1199,10 @@ WRONG_GROUPS = {
         variant("groups", ("size for size in found if size is not None", "size for size in found if size")),
         "counted in the first|raised",
     ),
-    "groups of sixteen at most": (variant("groups", ("islice(rest, count)", "islice(rest, min(count, 16))")), "last: at|at most|weight"),
+    "groups of sixteen at most": (
+        variant("groups", ("islice(rest, count)", "islice(rest, min(count, 16))")),
+        "last: at|at most|weight",
+    ),
     "plain dictionaries only": (
         variant("groups", ("isinstance(batch, Mapping)", "type(batch) is dict")),
         "counted in the first|raised",
@@ -1336,7 +1366,7 @@ WRONG_TRAINER = {
     ),
     "without what Savable gives": (
         variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
-        "same bits|runs",
+        "puts back",
     ),
     "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only|Weights only"),
     "a generator object": (
@@ -1377,9 +1407,15 @@ WRONG_TRAINER = {
     "states by their types' names": (
         variant(
             "trainer",
-            (_CALLBACKS, "[[type(c).__name__ for c in self.callbacks], {type(c).__name__: c.state_dict() for c in self.callbacks}]"),
+            (
+                _CALLBACKS,
+                "[[type(c).__name__ for c in self.callbacks], {type(c).__name__: c.state_dict() for c in self.callbacks}]",
+            ),
             ('[n for n, _ in state["callbacks"]]', 'state["callbacks"][0]'),
-            ('for callback, (_, own) in zip(self.callbacks, state["callbacks"], strict=True):', "for callback in self.callbacks:"),
+            (
+                'for callback, (_, own) in zip(self.callbacks, state["callbacks"], strict=True):',
+                "for callback in self.callbacks:",
+            ),
             (_LOADED, '            callback.load_state_dict(state["callbacks"][1][type(callback).__name__])\n'),
         ),
         "puts back|same bits|snapshot",
@@ -1393,7 +1429,10 @@ WRONG_TRAINER = {
         "draw the same",
     ),
     "the first callback and the set of all": (
-        variant("trainer", (_DIFFER, "        if len(saved) != len(here) or saved[0] != here[0] or set(saved) != set(here):\n")),
+        variant(
+            "trainer",
+            (_DIFFER, "        if len(saved) != len(here) or saved[0] != here[0] or set(saved) != set(here):\n"),
+        ),
         "other callbacks",
     ),
     "a scaler is always there": (
@@ -1454,7 +1493,7 @@ PROMISES_TRAINER = [
     ),
     (
         "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
-        _BITS,
+        _PUT,
         "without what Savable gives",
     ),
     (
