@@ -484,25 +484,19 @@ def test_why_a_run_was_left_is_known_at_its_end(lesson):
 def test_a_step_is_named_right_after_a_resume_and_left_batches(lesson, tmp_path):
     data = batches(20)
     data[13][0][2, 1] = math.nan
+
+    def leave(loop):
+        if loop.batches_done < 2:
+            raise lesson.StopBatch
+
     for resumed in (False, True):
         model, leaves = net(), lesson.Callback()
-        leaves.order = 5
-        leaves.on_before_step = lambda loop: (
-            lesson.Raises("on_fit_end", lesson.StopBatch()).hook(loop) if loop.batches_done < 2 else None
-        )
-        callbacks = [
-            lesson.GradientHealth(4),
-            leaves,
-            lesson.ModelCheckpoint(tmp_path, 3),
-            lesson.Interrupt(None if resumed else 7),
-        ]
-        with (
-            suppress(KeyboardInterrupt),
-            pytest.raises(FloatingPointError, match="step 12: ") if resumed else suppress(),
-        ):
-            lesson.Trainer(callbacks).fit(
-                model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, data, resume="auto"
-            )
+        leaves.order, leaves.on_before_step = 5, leave
+        stop = lesson.Interrupt(None if resumed else 7)
+        fit = lesson.Trainer([lesson.GradientHealth(4), leaves, lesson.ModelCheckpoint(tmp_path, 3), stop]).fit
+        error, words = (FloatingPointError, "step 12: ") if resumed else (KeyboardInterrupt, "")
+        with pytest.raises(error, match=words):
+            fit(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, data, resume="auto")
 
 
 def test_the_speed_is_of_all_images_and_a_full_disk_closes_the_log(lesson, tmp_path, monkeypatch):

@@ -1007,7 +1007,8 @@ def grouped(trial: Trial, answer: Any) -> None:
 
             def many() -> Iterator[Any]:
                 nonlocal read
-                for read in range(1, 1000):  # an end, for those who read all of them
+                for _ in range(1000):  # an end, for those who read all of them
+                    read += 1
                     yield torch.zeros(random.randint(1, 4), 2)
 
             for yielded, _ in enumerate(itertools.islice(answer(many(), count), 4 * count), start=1):
