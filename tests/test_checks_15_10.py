@@ -1366,7 +1366,7 @@ WRONG_TRAINER = {
     ),
     "without what Savable gives": (
         variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
-        "puts back",
+        "puts back|same bits|runs",
     ),
     "NumPy's array as it is": (variant("trainer", ("keys.tolist()", "keys")), "weights_only|Weights only"),
     "a generator object": (
@@ -1493,7 +1493,7 @@ PROMISES_TRAINER = [
     ),
     (
         "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
-        _PUT,
+        _BITS,
         "without what Savable gives",
     ),
     (
@@ -1532,7 +1532,12 @@ CHECKS = {
     "Trainer": check.trainer,
 }
 
-CONTEXT = {**dict.fromkeys(CHECKS, ()), "UpdateRatio": CONTEXT_RATIO, "grouped": ["Batches in groups:"]}
+CONTEXT = {
+    **dict.fromkeys(CHECKS, ()),
+    "UpdateRatio": CONTEXT_RATIO,
+    "grouped": ["Batches in groups:"],
+    "EarlyStopping": ["(Write the methods that the skeleton lacks, too.)"],
+}
 
 
 class TestChecks(CheckProtocol):
