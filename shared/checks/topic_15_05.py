@@ -154,9 +154,8 @@ def scriptable(trial: Trial, answer: Any) -> None:
             reference = _Report(labels, limit)
             ours = answer(list(labels)) if limit is None else answer(list(labels), limit)
             pairs.append((reference, ours))
-    with trial.group("a state dict of Report loads", hint="compare the names of parameters"):
-        for reference, ours in pairs:
-            trial.equal("the names", sorted(ours.state_dict()), sorted(reference.state_dict()))
+    for reference, ours in pairs:
+        with trial.group("a state dict of Report loads", hint="compare the names of parameters"):
             ours.load_state_dict(reference.state_dict())
     with quiet():
         scripts = []
@@ -165,21 +164,14 @@ def scriptable(trial: Trial, answer: Any) -> None:
             scripts.append(
                 trial.call(item, lambda ours=ours: torch.jit.script(ours), hint="read the error's first line", see=1)
             )
-        trial.that(
-            "what torch.jit.script gives is compiled",
-            all(isinstance(script, torch.jit.ScriptModule) for script in scripts),
-            expected="a ScriptModule",
-            got=str({type(script).__name__ for script in scripts}),
-            hint="is it a module of your own?",
-        )
         files = []
         for script in scripts:
             item = "the scripted module can be saved"
             files.append(trial.call(item, lambda script=script: _saved(script), hint="is there Python left in it?"))
     forms = (
         ("as plain Python it returns what Report returns", [ours for _, ours in pairs]),
-        ("scripted it returns what Report returns", scripts),
-        ("the saved file returns what Report returns", files),
+        ("scripted, or read from the file, it returns what Report returns", scripts),
+        ("scripted, or read from the file, it returns what Report returns", files),
     )
     for item, made in forms:
         with trial.group(item, hint="run Report on the same input", see=2):
@@ -232,16 +224,15 @@ class _Nest(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.drop = nn.Embedding(5, 3), nn.Dropout(0.5)
-        self.norm = nn.BatchNorm1d(3)
+        self.embed = nn.Embedding(5, 3)
 
     def forward(
         self, pair: Sequence[Any], named: dict[str, Any], times: int = 2, *, gain: Tensor, mask: Tensor | None = None
     ) -> dict[str, Any]:
-        x = self.norm(self.embed(pair[0])) * times * named["factor"] * gain
+        x = self.embed(pair[0]) * times * named["factor"] * gain
         if mask is not None:
             x = x * mask[:, None]
-        return {"x": self.drop(x), "rows": (pair[1][0].flatten(1).sum(dim=1), named["y"].mean(dim=(1, 2)))}
+        return {"x": x, "rows": (pair[1][0].flatten(1).sum(dim=1), named["y"].mean(dim=(1, 2)))}
 
 
 class _Rest(nn.Module):
@@ -368,7 +359,6 @@ def export_batches(trial: Trial, answer: Any) -> None:
                 trial.close(f"{name}, then {n}", module(x), linear(x))
     with trial.group("arguments may be nested, named and of other kinds", hint="draw the nested structure", see=2):
         nest = _mixed(_Nest())
-        nest.norm.running_mean.normal_()
         for rows in (1, 4):
             args, kwargs = _nest_inputs(rows)
             module = export("nested arguments", nest, args, kwargs).module()
@@ -576,12 +566,6 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
                             trial.equal(case, int(module.dark) - start, counted)
                         else:
                             trial.close(case, got, body(image).detach())
-    with trial.group("the input is not written to", hint="which operation writes in place?"):
-        for name, x in _scans(torch.float32, 2).items():
-            before = x.clone()
-            with torch.no_grad():
-                programs[0][1].module()(x)
-            trial.equal(name, x, before)
     with trial.group("as plain Python it does what Enhance does", hint="compare with Enhance, way by way", see=1):
         model, body = make()
         counted = 0
@@ -774,7 +758,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         trial.equal(f"files in the list, {case}", names, [form[1]])
 
     first = load(("export", "model.pt2", forms["export"]), good)
-    trial.that(
+    trial.needs(
         "returns a model and a list",
         isinstance(first, tuple) and len(first) == 2 and callable(first[0]) and isinstance(first[1], list),
         expected="a tuple of a callable and a list",
@@ -784,7 +768,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
     with trial.group("the first form of the manifest that works is returned", hint="which form comes first?", see=1):
         for format_ in _FORMATS:
             rest = [other_format for other_format in _FORMATS if other_format != format_]
-            given = [(f, f"{i}.bin", forms[f]) for i, f in enumerate([format_, *rest])]
+            given = [(f, name, forms[f]) for name, f in zip("cab", [format_, *rest], strict=True)]
             model, failed = load(*given)
             trial.equal(f"nothing failed before {format_}", failed, [])
             kind = (
@@ -808,8 +792,8 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             ):
                 skips(f"{case}: {format_}", (format_, f"bad {case}.pt", content))
         skips("from the future", ("export", "future.pt2", _from_the_future(forms["export"])))
-        skips("another format than told", ("export", "model.pt2", forms["state_dict"]))
-        skips("an unknown format", ("safetensors", "model.st", forms["state_dict"]))
+        skips("another format than told", ("export", "another.pt2", forms["state_dict"]))
+        skips("an unknown format", ("safetensors", "a model.st", forms["state_dict"]))
     with trial.group("each key of a state dict has to fit", hint="what does load_state_dict say?"):
         for case, change in (
             ("a key is missing", lambda s: s.pop("fc.bias")),
@@ -820,7 +804,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             change(state)
             file = io.BytesIO()
             torch.save(state, file)
-            skips(case, ("state_dict", "keys.pt", file.getvalue()))
+            skips(case, ("state_dict", "bad keys.pt", file.getvalue()))
     with trial.group("a form that answers otherwise is passed over", hint="what is compared, and how?", see=2):
         last = lambda m: m.norm.bias[4].add_(1.0)  # noqa: E731 - the largest difference isn't the first
         nan = lambda m: m.fc.weight.fill_(math.nan)  # noqa: E731
@@ -834,10 +818,10 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             ):
                 if format_ == "state_dict" and case.startswith("another"):
                     continue
-                skips(f"{case}: {format_}", (format_, "other.pt", _bytes_of(model, format_)))
+                skips(f"{case}: {format_}", (format_, "an other.pt", _bytes_of(model, format_)))
     with trial.group("differences are held against tolerance", hint="which number does tolerance bound?", see=2):
         shift = _changed(lambda m: m.norm.bias.add_(0.01))
-        near = ("torchscript", "near.pt", _bytes_of(shift, "torchscript"))
+        near = ("torchscript", "a near.pt", _bytes_of(shift, "torchscript"))
         with torch.no_grad():
             gap = (shift(x) - want).abs().max().item()
         for tolerance, taken in ((gap * 0.9, False), (gap * 1.1, True), (1.0, True)):
@@ -858,7 +842,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             expected="the form behind it",
             got=type(model).__name__,
         )
-        tiny = ("torchscript", "tiny.pt", _bytes_of(_changed(lambda m: m.norm.bias.add_(5e-4)), "torchscript"))
+        tiny = ("torchscript", "a tiny.pt", _bytes_of(_changed(lambda m: m.norm.bias.add_(5e-4)), "torchscript"))
         model, _ = load(tiny, good)
         trial.that(
             "off by 5e-4, no tolerance given",
@@ -870,7 +854,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         for format_ in ("torchscript", "state_dict"):
             data = _bytes_of(_changed(lambda m: None, training=True), format_)
             model, failed = load(
-                (format_, "train.pt", data), ("export", "later.pt2", forms["export"]), build=lambda: _Net().train()
+                (format_, "a train.pt", data), ("export", "later.pt2", forms["export"]), build=lambda: _Net().train()
             )
             trial.equal(f"failed before it, {format_} saved in training mode", [name for name, _ in failed], [])
             with torch.no_grad():
@@ -881,12 +865,12 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         file = io.BytesIO()
         torch.save({**reference.state_dict(), "extra": _Program()}, file)
         for format_ in _FORMATS:
-            skips(f"a pickle as {format_}", (format_, "pickle.pt", file.getvalue()))
+            skips(f"a pickle as {format_}", (format_, "a pickle.pt", file.getvalue()))
         trial.equal("what was run", list(_RUNS), [])
         _error_of(lambda: load(good, sample={"input": x, "output": want, "extra": _Program()}))
         trial.equal("what the sample has run", list(_RUNS), [])
     with trial.group("if none works LoadError names each file and its reason", hint="what does the message hold?"):
-        bad = [("export", "one.pt2", b"junk" * 9), ("state_dict", "two.pt", None), ("odd format", "three.x", b"")]
+        bad = [("export", "one.pt2", b"junk" * 9), ("state_dict", "two.pt", b""), ("torchscript", "three.x", b"junk")]
         bad.append(("torchscript", "four.pt", _bytes_of(_changed(lambda m: m.fc.bias.add_(3.0)), "torchscript")))
         for some in (bad, bad[:1], []):
             said = _error_of(lambda some=some: load(*some))
@@ -900,7 +884,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             got=str(said),
         )
     with trial.group("the reasons are texts", hint="what are the pairs made of?"):
-        _, failed = load(("export", "a.pt2", b"junk"), ("torchscript", "b.pt", None), good)
+        _, failed = load(("export", "a.pt2", b"junk"), ("torchscript", "b.pt", b""), good)
         for pair in failed:
             texts = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, str) and t for t in pair)
             trial.that("a pair", texts, expected="(file name, reason)", got=repr(pair))
