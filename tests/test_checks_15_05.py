@@ -61,7 +61,7 @@ def searched():
                     x.index_fill(1, torch.tensor(1), math.inf),
                 ):
                     want, got = model(value), traces[name](value)
-                    if not torch.allclose(got, want, atol=1e-2, rtol=0, equal_nan=True):
+                    if not torch.allclose(got, want, atol=2e-3, rtol=0, equal_nan=True):
                         result[name] = value
     return result
 
@@ -294,7 +294,7 @@ WRONG_SCRIPTABLE = {
         ),
         "scores|accepts",
     ),
-    "breaks on no rows": (variant("scriptable", ('first = "nothing"', "first = self.labels[best[0]]")), "0 rows"),
+    "breaks on no rows": (variant("scriptable", ('first = "nothing"', "first = self.labels[best[0]]")), "plain Python"),
     "each label once": (
         variant("scriptable", ("counts.get(self.labels[i], 0) + 1", "1")),
         "counts",
@@ -386,7 +386,7 @@ class Wrapped:
     """What `.module()` can be called on, and nothing else of a program."""
 
     def __init__(self, program):
-        self.program = program
+        self.program, self.range_constraints = program, program.range_constraints
 
     def module(self):
         return self.program.module()
@@ -404,8 +404,8 @@ WRONG_BATCHES = {
     ),
     "returns something else": (lambda model, *a, **k: Wrapped(ANSWERS["export_batches"](model, *a, **k)), "Wrapped"),
     "the example as it is": (variant("batches", (_TWO, "        return x\n")), "takes every batch size[\\s\\S]*Hint 1"),
-    "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "then 33"),
-    "two rows at least": (variant("batches", (_SIZE, '{0: Dim("batch", min=2)}')), "1|raised"),
+    "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "33|<= 16"),
+    "two rows at least": (variant("batches", (_SIZE, '{0: Dim("batch", min=2)}')), "from 2 on"),
     "only tensors at the top": (
         variant(
             "batches",
@@ -431,12 +431,11 @@ WRONG_BATCHES = {
             "batches",
             (
                 _EVAL,
-                "        if not kwargs and len(args) == 1 and args[0].ndim == 2:\n"
-                "            copy.deepcopy(model).train()\n            [m.reset_running_stats() for m in "
-                "model.modules() if isinstance(m, nn.BatchNorm1d)]\n        model.eval()\n",
+                "        if len(args) == 1 and isinstance(args[0], Tensor):\n            model.train()(*args)\n"
+                + _EVAL,
             ),
         ),
-        "evaluation mode",
+        "the model's state",
     ),
     "every dimension may vary": (
         variant("batches", (_SIZE, '{0: Dim("batch", min=1), **dict.fromkeys(range(1, x.ndim), Dim.AUTO)}')),
@@ -446,7 +445,7 @@ WRONG_BATCHES = {
         variant("batches", ('Dim("batch", min=1)', 'Dim(f"batch{x.ndim}", min=1)')),
         "same in all",
     ),
-    "AUTO": (variant("batches", ('Dim("batch", min=1)', "Dim.AUTO")), "same in all|ValueError"),
+    "AUTO": (variant("batches", ('Dim("batch", min=1)', "Dim.AUTO")), "from 2 on"),
     "PyTorch's error goes on": (
         variant("batches", (_EXCEPT, "    except ZeroDivisionError as error:\n")),
         "ValueError",
@@ -645,11 +644,11 @@ WRONG_COND = {
     "half is a negative": (variant("cond", ("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
     "a tenth is dark": (
         variant("cond", ("torch.cond(level < 0.1,", "torch.cond(level <= 0.1,")),
-        "takes each way[\\s\\S]*exactly 0.1",
+        "takes each way[\\s\\S]*0\\.1",
     ),
     "a tenth counts": (variant("cond", ("dark = level < 0.1", "dark = level <= 0.1")), "dark counts"),
     "never counts": (variant("cond", (_COUNT, "")), "dark counts"),
-    "counts images": (variant("cond", ("+= dark.long()", "+= dark.long() * len(x)")), "dark counts"),
+    "counts double": (variant("cond", ("+= dark.long()", "+= dark.long() * 2")), "dark counts"),
     "counts all": (variant("cond", ("+= dark.long()", "+= 1")), "dark counts"),
     "counts the others": (variant("cond", ("+= dark.long()", "+= (~dark).long()")), "dark counts"),
     "no clamp": (variant("cond", (".clamp(max=1)", "")), "takes each way"),
@@ -686,7 +685,7 @@ PROMISES_COND = [
     ("whatever way the example took", _WAYS, "branches exchanged"),
     ("a level of exactly 0.5 or 0.1 goes the way it goes in `Enhance`", _WAYS, "half is a negative"),
     ("`dark` counts in the exported program as in `Enhance`", _DARK, "never counts"),
-    ("one for each dark batch, none for others", _DARK, "counts images"),
+    ("one for each dark batch, none for others", _DARK, "counts double"),
     ("Names in the state dict stay as they are.", "names in the state dict stay", "an extra buffer"),
     ("Each of the three ways is a branch of `torch.cond`", _ISCOND, "where"),
     ("Enhance, with its branches in the graph.", _ISCOND, "where"),
@@ -1026,7 +1025,7 @@ class TestChecks(CheckProtocol):
             result = self.CHECKS[name].run(stand_in)
             assert result.status == "passed", str(result)
         elif name == "CondEnhance":
-            derived = type("Derived", (stand_in, Enhance), {})  # the check asks for the base
+            derived = type("Derived", (Enhance,), {"forward": stand_in.forward})  # the check asks for the base
             result = self.CHECKS[name].run(derived)
             assert result.status == "passed", str(result)
 
