@@ -413,7 +413,7 @@ WRONG_BATCHES = {
                 "    args, kwargs = tree_map(two_rows, (args, kwargs))\n",
                 "    args = tuple(map(two_rows, args))\n    kwargs = {k: two_rows(v) for k, v in kwargs.items()}\n",
             ),
-            ("tree_map(shape, dict(given))", "{k: shape(v) for k, v in given.items()}"),
+            ("tree_map(shape, given)", "{k: shape(v) for k, v in given.items()}"),
         ),
         "nested, named",
     ),
@@ -504,7 +504,7 @@ PROMISES_BATCHES = [
         "a batch for each kind",
     ),
     ("The program takes every batch size from 1 on", _TAKES, "sixteen rows at most"),
-    ("whatever that of the example is, a single row included", _TAKES, "the example as it is"),
+    ("whichever of these the example has, a single row included", _TAKES, "the example as it is"),
     ("All other dimensions stay as in the example", "other sizes stay as in the example", "every dimension may vary"),
     ("another size there is refused", "other sizes stay as in the example", "every dimension may vary"),
     (
@@ -870,6 +870,10 @@ WRONG_LOADER = {
     "the mean is compared": (
         variant("loader", ("if not " + _CLOSE, "if not (got - want).mean().abs() <= tolerance")),
         "answers otherwise|tolerance",
+    ),
+    "the input isn't kept": (
+        variant("loader", ('sample["input"].clone()', 'sample["input"]')),
+        "writes into its input",
     ),
     "NaN passes": (variant("loader", ("if not " + _CLOSE, "if (got - want).abs().max() > tolerance")), "NaN"),
     "the first number is compared": (
