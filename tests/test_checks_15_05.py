@@ -307,6 +307,32 @@ WRONG_SCRIPTABLE = {
         "counts",
     ),
     "the last is the first": (variant("scriptable", ("if len(counts) == 0:", "if True:")), "text"),
+    "can't be trained": (
+        variant("scriptable", ("self.fc(x) * scale", "self.fc(x).detach() * scale")),
+        "scores with a gradient",
+    ),
+    "half of the gradient is cut": (
+        variant("scriptable", ("self.fc(x) * scale", "(self.fc(x) / 2 + self.fc(x).detach() / 2) * scale")),
+        "gradient of fc.weight",
+    ),
+    "float32 whatever comes in": (
+        variant("scriptable", ("self.fc(x) * scale", "self.fc(x).float() * scale")),
+        "float64",
+    ),
+    "a mask of all the scores' size": (
+        variant(
+            "scriptable",
+            (
+                'scores = scores.masked_fill(mask, -float("inf"))',
+                'scores = scores.clone()\n            scores[mask] = -float("inf")',
+            ),
+        ),
+        "shape of the mask",
+    ),
+    "NaN as minus infinity": (
+        variant("scriptable", ("self.fc(x) * scale", 'torch.nan_to_num(self.fc(x) * scale, nan=-float("inf"))')),
+        "a NaN",
+    ),
     "scale has another default": (variant("scriptable", ("scale: float = 1.0", "scale: float = 2.0")), "scores"),
 }
 _LOADS = "a state dict of Report loads"
@@ -318,7 +344,11 @@ PROMISES_SCRIPTABLE = [
     ("a module with the arguments of `Report`", _PLAIN, "a limit of zero is none"),
     ("that returns for `forward(x, mask, scale)` what `Report` returns", _PLAIN, "the last is the first"),
     ("so that `torch.jit.script` accepts it", _ACCEPTS, "Report itself"),
-    ("`mask` is a tensor of booleans or `None`, `scale` a float", _PLAIN, "a mask is forgotten"),
+    ("`mask` is a tensor of booleans", _PLAIN, "a mask is forgotten"),
+    ("that broadcasts to the scores, or `None`, `scale` a float", _PLAIN, "a mask of all the scores' size"),
+    ("in float32 and float64", _PLAIN, "float32 whatever comes in"),
+    ("NaN included", _PLAIN, "NaN as minus infinity"),
+    ("It can be trained like `Report`.", _PLAIN, "can't be trained"),
     ("by default they are `None` and 1.0", _PLAIN, "scale has another default"),
     ("A state dict of `Report` loads into it.", _LOADS, "another name"),
     ("As plain Python and scripted it returns a tuple of the same scores, counts and text", _PLAIN, "a list"),
@@ -405,6 +435,21 @@ WRONG_BATCHES = {
     "returns something else": (lambda model, *a, **k: Wrapped(ANSWERS["export_batches"](model, *a, **k)), "Wrapped"),
     "the example as it is": (variant("batches", (_TWO, "        return x\n")), "takes every batch size[\\s\\S]*Hint 1"),
     "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "33|<= 16"),
+    "a million rows at most": (
+        variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=1_000_000)}')),
+        "upper bounds",
+    ),
+    "a branch on data taken for a batch": (
+        variant(
+            "batches",
+            (
+                _EXCEPT,
+                "    except (torch._dynamo.exc.UserError,"
+                " torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:\n",
+            ),
+        ),
+        "a branch on data",
+    ),
     "two rows at least": (variant("batches", (_SIZE, '{0: Dim("batch", min=2)}')), "from 2 on"),
     "only tensors at the top": (
         variant(
@@ -623,6 +668,68 @@ class LevelOfWhatIsThere(OneAfterTheOther):
         return self.body(torch.cond(level < 0.1, self._lift, self._same, (x, level)))
 
 
+class ClampedByWhere(OneAfterTheOther):
+    """Its bright pixels are cut by torch.where, one condition for each."""
+
+    def _lift(self, x, mean):
+        x = x * (0.28 / mean)
+        return torch.where(x > 1, torch.ones_like(x), x)
+
+
+class WhereInABranch(Enhance):
+    """One branch computes all three ways, the other is never taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
+
+    def _all(self, x, a):
+        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
+
+
+class Flattened(WhereInABranch):
+    """Computes everything outside, on images of another shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        torch.cond(level < 0.1, lambda a: a + 1, lambda a: a + 2, (level,))
+        return self.body(self._all(x.flatten(), level).view(x.shape))
+
+
+class FlattenedByMasks(Flattened):
+    def _all(self, x, a):
+        up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
+        return up * (1 - x) + down * (x * (0.28 / a)).clamp(max=1) + (1 - up) * (1 - down) * x
+
+
+class AskedTheOtherWay(Enhance):
+    """Inverts a batch whose level is NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
+        rest = lambda x, a: torch.cond(a >= 0.1, lambda x, a: x.clone(), lift, (x, a))  # noqa: E731
+        return self.body(torch.cond(level <= 0.5, rest, lambda x, a: 1 - x, (x, level)))
+
+
+class ThresholdsInPython(DarkFirst):
+    """Beside the thresholds, as long as it isn't exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return super().forward(x)
+        level = x.mean()
+        if level >= 0.5:
+            x = 1 - x
+        elif level < 0.1:
+            self.dark += 1
+            x = (x * (0.28 / level)).clamp(max=1)
+        return self.body(x)
+
+
 _COUNT = "        self.dark += dark.long()\n"
 _ALIAS = "lambda x, level: x.clone(), (x, level)"
 WRONG_COND = {
@@ -660,6 +767,13 @@ WRONG_COND = {
         "takes each way",
     ),
     "only when exported": (OnlyExported, "plain Python"),
+    "where in a branch": (WhereInABranch, "branch of torch.cond"),
+    "on flattened images": (Flattened, "branch of torch.cond"),
+    "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),
+    "NaN is a negative": (AskedTheOtherWay, "a NaN in an ordinary scan"),
+    "no pixel below zero": (variant("cond", (".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
+    "black isn't NaN": (variant("cond", ("(0.28 / level)", "(0.28 / level.clamp(min=1e-8))")), "a black scan"),
+    "other thresholds in Python": (ThresholdsInPython, "plain Python[\\s\\S]*0\\.5|0\\.5[\\s\\S]*plain Python"),
     "branches exchanged": (
         variant("cond", ("lambda x, level: 1 - x, not_negative", "not_negative, lambda x, level: 1 - x")),
         "takes each way",
@@ -689,8 +803,9 @@ PROMISES_COND = [
     ("Names in the state dict stay as they are.", "names in the state dict stay", "an extra buffer"),
     ("Each of the three ways is a branch of `torch.cond`", _ISCOND, "where"),
     ("Enhance, with its branches in the graph.", _ISCOND, "where"),
+    ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
 ]
-CONTEXT_COND = ["computing all of them and choosing with `torch.where`"]
+CONTEXT_COND = ["Computing all of them and choosing with `torch.where`"]
 
 # ---------------------------------------------------------------- loader
 
@@ -769,6 +884,20 @@ def loads_recursively(folder, build, tolerance=1e-4, skip=0):
     return model, [failure, *failed]
 
 
+def loads_frozen(folder, build, tolerance=1e-4):
+    """Gives a function, and freezes TorchScript."""
+    model, failed = loads_by_cases(folder, build, tolerance)
+    if isinstance(model, torch.jit.ScriptModule):
+        with quiet():
+            model = torch.jit.freeze(model)
+
+    @torch.no_grad()
+    def call(x):
+        return model(x)
+
+    return call, failed
+
+
 _GET = '        "torchscript": lambda path: torch.jit.load(path, map_location="cpu").eval(),\n'
 _QUIET = "            with quiet(), torch.no_grad():\n"
 _SHAPE = "            if (got.shape, got.dtype) != (want.shape, want.dtype):\n"
@@ -820,7 +949,7 @@ WRONG_LOADER = {
     ),
     "only some exceptions": (
         variant("loader", (_CATCH, "        except (RuntimeError, ValueError, OSError, EOFError) as error:\n")),
-        "stop the search|run code|raised",
+        "stop the search|run no code|raised",
     ),
     "an unknown format stops it": (
         variant(
@@ -901,14 +1030,52 @@ WRONG_LOADER = {
             "loader",
             ('torch.load(path, map_location="cpu", weights_only=True)', "torch.load(path, weights_only=False)"),
         ),
-        "runs code",
+        "run no code",
     ),
     "the sample is run": (
         variant(
             "loader",
             ('manifest["sample"], map_location="cpu", weights_only=True', 'manifest["sample"], weights_only=False'),
         ),
-        "runs code",
+        "run no code",
+    ),
+    "the first row is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not " + _CLOSE.replace("got, want", "got[:1], want[:1]"))),
+        "one row",
+    ),
+    "the last row is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not " + _CLOSE.replace("got, want", "got[-1], want[-1]"))),
+        "one row",
+    ),
+    "less than the tolerance": (
+        variant("loader", ("if not " + _CLOSE, "if not ((got - want).abs() < tolerance).all()")),
+        "held against tolerance",
+    ),
+    "one reason for all": (
+        variant("loader", (_FAILED, 'failed.append((form["file"], "it did not work at all"))')),
+        "two reasons",
+    ),
+    "a message without reasons": (
+        variant("loader", ('f"{name}: {reason}"', 'f"{name} failed, as others may have before it"')),
+        "the reason of",
+    ),
+    "builds whatever comes": (
+        variant("loader", ("    for form in manifest", "    build()\n    for form in manifest")),
+        "nothing to build",
+    ),
+    "grad mode off for good": (
+        variant("loader", ("    for form in manifest", "    torch.set_grad_enabled(False)\n    for form in manifest")),
+        "grad mode off",
+    ),
+    "warnings off for good": (
+        variant(
+            "loader",
+            (
+                "    for form in manifest",
+                "    import warnings\n\n    warnings.filterwarnings('ignore')\n    for form in manifest",
+            ),
+        ),
+        "warnings silenced",
     ),
     "another exception": (variant("loader", ("    raise LoadError(", "    raise RuntimeError(")), "LoadError names"),
     "only the last file": (
@@ -965,16 +1132,21 @@ PROMISES_LOADER = [
     ("and is in evaluation mode", "the model is in evaluation mode", "TorchScript in its mode"),
     ("dropout doesn't act", "the model is in evaluation mode", "TorchScript in its mode"),
     ("For a state dict each key has to fit.", "each key of a state dict has to fit", "keys may be missing"),
-    ("No file gets to run code of its own", "no file runs code of its own", "pickles are run"),
     (
-        "what a pickle other than tensors and plain containers asks for is not done",
-        "no file runs code of its own",
-        "the sample is run",
+        "what their pickles ask for beyond tensors and plain containers is not done",
+        "state dict and sample run no code",
+        "pickles are run",
     ),
+    ("State dict and sample are data", "state dict and sample run no code", "the sample is run"),
     ("If none works, `LoadError` is raised and names each file with its reason.", _NAMED, "another exception"),
     ("No form of a shipped model works.", _NAMED, "another exception"),
     ("An interrupt goes on at once.", "an interrupt goes on at once", "interrupts are caught"),
-    ("No warning gets out.", "no warning gets out", "warnings get out"),
+    ("No warning gets out", "no warning gets out", "warnings get out"),
+    (
+        "grad mode and warning filters stay as they were.",
+        "warning filters and grad mode stay",
+        "grad mode off for good",
+    ),
     ("The first form of the model that loads and gives the recorded answer", _FIRST, "in the order of the names"),
 ]
 CONTEXT_LOADER = [
@@ -982,6 +1154,7 @@ CONTEXT_LOADER = [
     "`build()` makes the architecture for a state dict.",
     "A form works if it can be loaded",
     "The model that is returned is callable with other batch sizes",
+    "The other two forms are programs, and trusted.",
 ]
 
 
@@ -999,8 +1172,8 @@ class TestChecks(CheckProtocol):
         "counterexamples": [searched, large],
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_strict_shapes],
-        "CondEnhance": [OneAfterTheOther, DarkFirst],
-        "load_shipped": [loads_by_cases, loads_recursively],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere],
+        "load_shipped": [loads_by_cases, loads_recursively, loads_frozen],
     }
     WRONG: ClassVar = {
         "counterexamples": WRONG_FIVE,
@@ -1061,5 +1234,5 @@ def test_the_oracle_is_enhance():
         for x in check._scans(dtype, 3).values():
             before = int(model.dark)
             image, dark = check._enhanced(x)
-            assert torch.equal(model(x), image)
+            assert torch.allclose(model(x), image, rtol=0, atol=0, equal_nan=True)
             assert int(model.dark) - before == dark
