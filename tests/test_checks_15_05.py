@@ -873,7 +873,7 @@ WRONG_LOADER = {
     ),
     "the input isn't kept": (
         variant("loader", ('sample["input"].clone()', 'sample["input"]')),
-        "writes into its input",
+        "good.pt: ValueError",
     ),
     "NaN passes": (variant("loader", ("if not " + _CLOSE, "if (got - want).abs().max() > tolerance")), "NaN"),
     "the first number is compared": (
@@ -965,10 +965,14 @@ PROMISES_LOADER = [
     ("and is in evaluation mode", "the model is in evaluation mode", "TorchScript in its mode"),
     ("dropout doesn't act", "the model is in evaluation mode", "TorchScript in its mode"),
     ("For a state dict each key has to fit.", "each key of a state dict has to fit", "keys may be missing"),
-    ("No file gets to run code of its own", "no file runs code of its own", "pickles are run"),
     (
-        "what a pickle other than tensors and plain containers asks for is not done",
-        "no file runs code of its own",
+        "Neither a state dict nor the sample gets to run code of its own",
+        "no pickle runs code of its own",
+        "pickles are run",
+    ),
+    (
+        "what a pickle asks for beyond tensors and plain containers is not done",
+        "no pickle runs code of its own",
         "the sample is run",
     ),
     ("If none works, `LoadError` is raised and names each file with its reason.", _NAMED, "another exception"),
@@ -980,6 +984,8 @@ PROMISES_LOADER = [
 CONTEXT_LOADER = [
     "for folders as `ship` writes them",
     "`build()` makes the architecture for a state dict.",
+    "The other two forms are programs",
+    "load them from people you trust",
     "A form works if it can be loaded",
     "The model that is returned is callable with other batch sizes",
 ]
