@@ -320,7 +320,7 @@ def _export_batches(model: nn.Module, *args: Any, **kwargs: Any) -> ExportedProg
             module.training = mode
 
 
-_SIZES = (1, 2, 3, 8, 33)
+_SIZES = (1, 2, 3, 8, 33, 5000)
 
 
 @exercise(
@@ -651,6 +651,7 @@ def _write(model: nn.Module, format_: str, path: Path) -> None:
 def _whole() -> tuple[_Net, dict[str, bytes], Tensor, Tensor]:
     """A model, its three forms as bytes, and a sample."""
     model, x = _Net().eval(), torch.randn(4, 6)
+    x[:, 5] = torch.tensor([0.0, 0.0, 3.0, 0.0])  # what its weights do shows in one row alone
     with torch.no_grad():
         model.norm.running_mean.normal_()
         want = model(x)
@@ -831,6 +832,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             for case, model in (
                 ("other weights", _changed(last)),
                 ("differences that cancel", _changed(lambda m: m.norm.bias[3:].add_(torch.tensor([-1.0, 1.0])))),
+                ("one row in the middle", _changed(lambda m: m.fc.weight[3, 5].add_(1.0))),
                 ("NaN", _changed(nan)),
                 ("another shape", _changed(nothing, _Wide)),
                 ("another dtype", _changed(nothing, _Double)),
@@ -848,6 +850,8 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         for tolerance, taken in ((gap * 0.9, False), (gap * 1.1, True), (1.0, True)):
             model, _ = load(near, good, tolerance=tolerance)
             trial.equal(f"a difference of {gap:.3g}, tolerance {tolerance:.3g}", not isinstance(model, _Net), taken)
+        model, failed = load(good, tolerance=0.0)
+        trial.equal("the same numbers, tolerance 0", [name for name, _ in failed], [])
         large = {"input": x, "output": want + 1e4}
         scaled = _changed(lambda m: m.norm.bias.add_(1e4))
         state = _bytes_of(_changed(lambda m: m.norm.bias.add_(1e4 + 0.05)), "state_dict")
