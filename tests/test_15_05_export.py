@@ -135,6 +135,37 @@ class Functional(nn.Module):
         return self.inner(input=x)
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, scale=1.0):
+        return self.fc(x) * scale
+
+
+class Numbers(nn.Module):
+    """A layer that is called twice, with numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.sub, self.last = Scaled(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.sub(self.sub(x, 2.0), scale=3.0))
+
+
+class Several(nn.Module):
+    """A layer whose trace gives its results in another structure."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0])
+
+
 class TestCompareModels:
     def test_equal_models(self, lesson):
         model, x = Functional().eval(), torch.randn(3, 4)
@@ -172,7 +203,36 @@ class TestCompareModels:
         model, other, x = Functional().eval(), Functional().eval(), torch.randn(3, 4)
         other.load_state_dict(model.state_dict())
         other.layers[2] = nn.Linear(5, 4)
-        assert lesson.compare_models(model, other, (x,)) == ("layers.2", "raises RuntimeError")
+        assert lesson.compare_models(model, other, (x,)) == ("", "raises RuntimeError; not asked: layers.2")
+
+    @pytest.mark.parametrize("kind", ["trace", "export"])
+    def test_layers_that_are_called_otherwise(self, lesson, kind):
+        for model, shape in ((Numbers(), (3, 4)), (Several(), (3, 5, 4))):
+            other, x = copy.deepcopy(model.eval()), torch.randn(shape)
+            with torch.no_grad():
+                other.last.bias[1] += 0.5
+            right, wrong = (
+                torch.export.export(m, (x,)) if kind == "export" else lesson.traced(m, x) for m in (model, other)
+            )
+            assert lesson.compare_models(model, right, (x,)) is None
+            assert lesson.compare_models(model, wrong, (x,))[0] == "last"
+
+    def test_what_a_frozen_model_has_no_longer_is_told(self, lesson):
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other[1].weight.mul_(2)
+        with quiet():
+            frozen = torch.jit.freeze(lesson.traced(other, x))
+        name, said = lesson.compare_models(model, frozen, (x,))
+        assert name == ""
+        assert said.endswith("; not asked: 0, 1")
+
+    def test_a_reference_in_training_stays(self, lesson):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+        before = model[1].running_mean.clone()
+        lesson.compare_models(model, copy.deepcopy(model), (torch.randn(6, 4),))
+        assert torch.equal(model[1].running_mean, before)
 
     def test_nothing_stays_on_the_models(self, lesson):
         model, x = lesson.Body(), torch.randn(3, 1, 28, 28)
@@ -231,6 +291,16 @@ class TestWithoutPython:
         assert lesson.package(None, tmp_path / "none.pt2") is None
         monkeypatch.setitem(lesson.start_build.__globals__, "COMPILER", None)
         assert lesson.start_build(tmp_path / "infer") is None
+
+    def test_a_compiler_that_fails_leaves_the_package_out(self, lesson, tmp_path, monkeypatch, capsys):
+        def fails(*args, **options):
+            raise OSError("no such compiler")
+
+        monkeypatch.delenv("COURSE_AOTI", raising=False)
+        monkeypatch.setitem(lesson.package.__globals__, "COMPILER", "g++")
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
+        assert lesson.package(None, tmp_path / "none.pt2") is None
+        assert "OSError" in capsys.readouterr().out
 
     def test_the_stored_result_is_shown_without_a_compiler(self, lesson, tmp_path, capsys):
         body, images = lesson.Body().eval(), torch.rand(3, 1, 28, 28)

@@ -568,7 +568,10 @@ PROMISES_BATCHES = [
     ("also after an error", _MODES, "restored without an error only"),
     ("Export in evaluation mode, for batches of any size from 1 on.", _TAKES, "sixteen rows at most"),
 ]
-CONTEXT_BATCHES = ["`forward` may have a `*rest`, but no `**rest`"]
+CONTEXT_BATCHES = [
+    "`forward` may have a `*rest`, but no `**rest`",
+    "a branch for one row alone need not be noticed.",
+]
 
 # ---------------------------------------------------------------- cond
 
