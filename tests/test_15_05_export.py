@@ -211,9 +211,10 @@ class TestCompareModels:
             other, x = copy.deepcopy(model.eval()), torch.randn(shape)
             with torch.no_grad():
                 other.last.bias[1] += 0.5
-            right, wrong = (
-                torch.export.export(m, (x,)) if kind == "export" else lesson.traced(m, x) for m in (model, other)
-            )
+            with quiet():
+                right, wrong = (
+                    torch.export.export(m, (x,)) if kind == "export" else lesson.traced(m, x) for m in (model, other)
+                )
             assert lesson.compare_models(model, right, (x,)) is None
             assert lesson.compare_models(model, wrong, (x,))[0] == "last"
 
