@@ -434,7 +434,7 @@ WRONG_BATCHES = {
     ),
     "returns something else": (lambda model, *a, **k: Wrapped(ANSWERS["export_batches"](model, *a, **k)), "Wrapped"),
     "the example as it is": (variant("batches", (_TWO, "        return x\n")), "takes every batch size[\\s\\S]*Hint 1"),
-    "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "33|<= 16"),
+    "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "upper bounds"),
     "a million rows at most": (
         variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=1_000_000)}')),
         "upper bounds",
@@ -733,6 +733,18 @@ class ThresholdsInPython(DarkFirst):
         return self.body(x)
 
 
+class ThresholdsExported(OneAfterTheOther):
+    """Beside the thresholds when it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            return super().forward(x)
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        x = torch.cond(level < 0.1, self._lift, self._same, (x, level))
+        return self.body(torch.cond(level >= 0.5, self._invert, self._same, (x, level)))
+
+
 _COUNT = "        self.dark += dark.long()\n"
 _ALIAS = "lambda x, level: x.clone(), (x, level)"
 WRONG_COND = {
@@ -770,6 +782,7 @@ WRONG_COND = {
         "takes each way",
     ),
     "only when exported": (OnlyExported, "plain Python"),
+    "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "on flattened images": (Flattened, "branch of torch.cond"),
     "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),
