@@ -733,6 +733,16 @@ class ThresholdsInPython(DarkFirst):
         return self.body(x)
 
 
+class CountsExported(OneAfterTheOther):
+    """Counts a tenth as dark when it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            mean = x.mean()
+            self.dark.add_((mean <= 0.1).long() - (mean < 0.1).long())
+        return super().forward(x)
+
+
 class ThresholdsExported(OneAfterTheOther):
     """Beside the thresholds when it is exported."""
 
@@ -782,6 +792,7 @@ WRONG_COND = {
         "takes each way",
     ),
     "only when exported": (OnlyExported, "plain Python"),
+    "counts otherwise in the program": (CountsExported, "dark counts"),
     "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "on flattened images": (Flattened, "branch of torch.cond"),
