@@ -5,7 +5,9 @@ Tests use them to hold the lesson's own code and no copy of it.
 
 from __future__ import annotations
 
+import itertools
 import json
+import linecache
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,4 +59,17 @@ def _code_cells(number: str) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def _run(path: Path, cell: str, source: str, namespace: dict[str, Any]) -> None:
-    exec(compile(source, f"{path.name}#{cell}", "exec", dont_inherit=True), namespace)
+    run_source(source, f"{path.name}#{cell}", namespace)
+
+
+def run_source(source: str, name: str, namespace: dict[str, Any]) -> None:
+    """Run code under a file name of its own, so that `inspect.getsource` finds it, as it does in a notebook.
+
+    torch.jit.script reads the source of what it compiles.
+    """
+    lines = source.splitlines(keepends=True)
+    for number in itertools.count():
+        filename = f"{name}~{number}" if number else name
+        if linecache.cache.setdefault(filename, (len(source), None, lines, filename))[2] == lines:
+            break
+    exec(compile(source, filename, "exec", dont_inherit=True), namespace)

@@ -33,6 +33,7 @@ from pathlib import Path
 import psutil
 
 from course import mutants
+from course.answers import run_source
 from course.environment import ROOT
 
 CHECK = "check"  # what the setup cells call the topic's checks
@@ -303,13 +304,13 @@ def _judge(target: Target, answer: str, folder: str, limit: float, link: Connect
     _confine(folder, _START_SECONDS + limit)
     namespace = {"__name__": "__main__"}  # so that cloudpickle sends what is defined here to ranks by value
     try:
-        exec(compile(target.before, "lesson", "exec"), namespace)
+        run_source(target.before, "lesson", namespace)
         link.send(("begins", ""))
     except BaseException:
         link.send(("broken", traceback.format_exc()))
         raise
     try:
-        exec(compile(answer, "answer", "exec"), namespace)
+        run_source(answer, "answer", namespace)
         result = eval(target.check, namespace).run(eval(target.argument, namespace))
         link.send((result.status, str(result)))
     except BaseException as error:

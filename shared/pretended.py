@@ -11,7 +11,8 @@ that sees every operation, those of a backward pass included.
 
 Where nobody can know the side of a tensor (a factory called by PyTorch's C++, sparse tensors), none is held against it:
 a mistake may be missed there, but right code passes. Threads pretend, too; processes that are started inside don't.
-Fake tensors stay on the CPU, and torch.compile runs functions as they are (so that fullgraph=True fails).
+Fake tensors stay on the CPU, torch.compile runs functions as they are (so that fullgraph=True fails), and what
+torch.jit.trace records is not watched.
 
 `get_device` begins it when COURSE_DEVICE=pretended, which `python -m course run --rehearse` sets.
 """
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
 _HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides
@@ -439,6 +440,7 @@ def pretended_accelerator() -> Iterator[torch.device]:
         backward = torch.autograd.function.BackwardCFunction
         replace(backward, "apply", _wrapped(backward.apply, _apply_backward))
         replace(threading.Thread, "start", _wrapped(threading.Thread.start, _start_thread))
+        replace(torch.jit, "trace", _wrapped(torch.jit.trace, _unwatched))
         with _Watch():
             yield DEVICE
     finally:
@@ -449,6 +451,12 @@ def pretended_accelerator() -> Iterator[torch.device]:
                 setattr(owner, name, value)
         torch.serialization._package_registry.remove((-1, _location, _restored))
         _active.pop()
+
+
+def _unwatched(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """torch.jit.trace records nothing of operations that a dispatch mode has seen first."""
+    with _disable_current_modes():
+        return original(*args, **kwargs)
 
 
 def _start_thread(original: Callable, self: threading.Thread) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from check_protocol import MODULE
 
+from course.answers import run_source
+
 
 def sources(number: str) -> dict[str, str]:
     """The cells of a topic's notebook: id → source."""
@@ -26,7 +28,7 @@ def variants(number: str, names: Mapping[str, str], given: Mapping[str, Any]) ->
             assert old in source, old
             source = source.replace(old, new)
         namespace = dict(given)
-        exec(compile(source, slug, "exec", dont_inherit=True), namespace)
+        run_source(source, slug, namespace)
         return namespace[names[slug]]
 
     return variant

@@ -1,0 +1,358 @@
+"""What 15-05 builds: recorder, comparison, table, package and C++ program, against eager PyTorch."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from check_protocol import MODULE
+from torch import nn
+from torch.export import Dim
+
+from course.answers import answers, definitions, run_source
+from shared import quiet
+
+CELLS = """
+    helpers recorder gate judge zoo zoo-more scanner compare-models compare-models-2 enhance cpp report five
+"""
+NOTEBOOK = json.loads(next(MODULE.glob("15-05_*.ipynb")).read_text(encoding="utf-8"))
+SOURCES = {cell["id"]: "".join(cell["source"]) for cell in NOTEBOOK["cells"]}
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    names = definitions("15-05", *CELLS.split())
+    names.update(answers("15-05", given=names))
+    for cell, use in (("package", "\n\n\nwith stopwatch"), ("ship", "\n\n\nship(")):
+        run_source(SOURCES[cell].partition(use)[0], cell, names)  # the definition without its use
+    return SimpleNamespace(**names)
+
+
+class TestRecorder:
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: (x.view(-1).relu() * 2).reshape(x.shape).t() @ x,
+            lambda x: torch.cat([part + 1 for part in x.split(2)]).max(dim=1).values,
+            lambda x: x.clone().mul_(3).add_(x)[1:].sum(dim=0, keepdim=True),
+            lambda x: torch.stack([x, torch.ones_like(x)]).index_select(0, torch.tensor([1, 0, 0])),
+            lambda x: F.layer_norm(x, (3,)).softmax(dim=-1),
+            lambda x: x,
+            lambda x: torch.arange(3.0),
+        ],
+        ids=["views", "several results", "in place", "constants", "composite", "the input", "no input"],
+    )
+    def test_a_replay_is_the_function(self, lesson, function):
+        tape = lesson.record(function, torch.randn(4, 3))
+        for seed in range(3):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(lesson.replay(tape, x), function(x))
+
+    def test_modules_and_weights(self, lesson):
+        net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.GELU()).eval()
+        tape = lesson.record(net, torch.randn(4, 3))
+        x = torch.randn(4, 3)
+        assert torch.equal(lesson.replay(tape, x), net(x))
+        with torch.no_grad():
+            net[0].bias.add_(1)
+        assert torch.equal(lesson.replay(tape, x), net(x))  # weights are referred to, not copied
+
+    def test_a_branch_is_frozen(self, lesson):
+        gate, high, low = lesson.gate, lesson.high, lesson.low
+        tape = lesson.record(gate, high)
+        assert torch.equal(lesson.replay(tape, high), gate(high))
+        assert not torch.allclose(lesson.replay(tape, low), gate(low))
+        assert torch.equal(lesson.replay(tape, low), gate.fc(low).relu())
+
+    def test_it_is_small(self):
+        assert len(SOURCES["recorder"].splitlines()) <= 60
+
+
+class TestJudge:
+    def test_gap(self, lesson):
+        gap, nan, inf = lesson.gap, float("nan"), float("inf")
+        x = torch.tensor([1.0, 2.0, nan, inf])
+        assert gap(x, x.clone()) == 0
+        assert gap(x, torch.tensor([1.0, 2.5, nan, inf])) == 0.5
+        assert gap(torch.tensor([nan]), torch.tensor([1.0])) == inf
+        assert gap(torch.tensor([inf]), torch.tensor([-inf])) == inf
+        assert gap(x, x.double()) == inf
+        assert gap(x[:2], x[None, :2]) == inf
+        assert gap({"a": x, "b": 1}, {"a": x, "b": 2}) == inf
+        assert gap({"a": x}, {"b": x}) == inf
+        assert gap([x, 3], [x, 3]) == 0
+        assert gap(torch.zeros(0), torch.zeros(0)) == 0
+        assert gap(3, x) == inf
+        assert gap(torch.tensor([1, 5]), torch.tensor([1, 2])) == 3
+        assert gap(torch.tensor([True]), torch.tensor([False])) == 1
+
+    def test_the_models_of_the_lesson(self, lesson):
+        torch.manual_seed(0)
+        example = torch.randn(4, 4)
+        probes = [torch.randn(4, 4), 10 * torch.randn(4, 4) - 5, torch.randn(6, 4), torch.randn(1, 4) + 1]
+        names = ["Rows", "Mean", "MeanByLen", "Recurrence", "Halving", "Gate", "Peak", "Counting", "Dropping", "Retry"]
+        models = [getattr(lesson, name)().eval() for name in names]
+        found = [lesson.judge(model, lesson.traced, example, probes) for model in models]
+        assert [name for name, verdict in zip(names, found, strict=True) if verdict == "4 right"] == [
+            "Rows",
+            "Mean",
+            "Dropping",
+        ]
+        found = [lesson.judge(model, lambda m, _: lesson.scripted(m), example, probes) for model in models]
+        assert found == ["4 right"] * 9 + [found[9]]
+        assert found[9].startswith("no: ")
+
+    def test_counts_of_all_kinds(self, lesson):
+        def convert(model, example):
+            def converted(x):
+                if len(x) == 3:
+                    raise ValueError
+                return x + (len(x) == 2)
+
+            return converted
+
+        said = lesson.judge(nn.Identity(), convert, None, [torch.zeros(n) for n in (1, 2, 3, 4)])
+        assert said == "2 right, 1 wrong, 1 refused"
+
+
+class Functional(nn.Module):
+    """Shared, nested and in-place layers, one called by name, and code between them."""
+
+    def __init__(self, extra=0.0):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)])
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.extra = extra
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) + self.extra
+        return self.inner(input=x)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, scale=1.0):
+        return self.fc(x) * scale
+
+
+class Numbers(nn.Module):
+    """A layer that is called twice, with numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.sub, self.last = Scaled(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.sub(self.sub(x, 2.0), scale=3.0))
+
+
+class Several(nn.Module):
+    """A layer whose trace gives its results in another structure."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0])
+
+
+class TestCompareModels:
+    def test_equal_models(self, lesson):
+        model, x = Functional().eval(), torch.randn(3, 4)
+        for other in (copy.deepcopy(model), lesson.traced(model, x), torch.export.export(model, (x,))):
+            assert lesson.compare_models(model, other, (x,)) is None
+        body, x = lesson.Body().eval(), torch.rand(2, 1, 28, 28)
+        assert lesson.compare_models(body, lesson.scripted(body), (x,)) is None
+
+    @pytest.mark.parametrize("kind", ["eager", "trace", "export"])
+    @pytest.mark.parametrize("name", ["layers.0", "layers.2", "inner.0"])
+    def test_the_layer_that_differs(self, lesson, kind, name):
+        model, x = Functional().eval(), torch.randn(3, 4)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.get_submodule(name).bias[1] += 0.5
+        if kind == "trace":
+            other = lesson.traced(other, x)
+        elif kind == "export":
+            other = torch.export.export(other, (x,))
+        found = lesson.compare_models(model, other, (x,))
+        assert found[0] == name
+        assert "differs" in found[1]
+
+    @pytest.mark.parametrize("kind", ["eager", "trace", "export"])
+    def test_the_code_between_layers(self, lesson, kind):
+        model, other, x = Functional().eval(), Functional(extra=0.3).eval(), torch.randn(3, 4)
+        other.load_state_dict(model.state_dict())
+        if kind == "trace":
+            other = lesson.traced(other, x)
+        elif kind == "export":
+            other = torch.export.export(other, (x,))
+        assert lesson.compare_models(model, other, (x,))[0] == ""
+
+    def test_an_exception_is_a_difference(self, lesson):
+        model, other, x = Functional().eval(), Functional().eval(), torch.randn(3, 4)
+        other.load_state_dict(model.state_dict())
+        other.layers[2] = nn.Linear(5, 4)
+        assert lesson.compare_models(model, other, (x,)) == ("", "raises RuntimeError; not asked: layers.2")
+
+    @pytest.mark.parametrize("kind", ["trace", "export"])
+    def test_layers_that_are_called_otherwise(self, lesson, kind):
+        for model, shape in ((Numbers(), (3, 4)), (Several(), (3, 5, 4))):
+            other, x = copy.deepcopy(model.eval()), torch.randn(shape)
+            with torch.no_grad():
+                other.last.bias[1] += 0.5
+            with quiet():
+                right, wrong = (
+                    torch.export.export(m, (x,)) if kind == "export" else lesson.traced(m, x) for m in (model, other)
+                )
+            assert lesson.compare_models(model, right, (x,)) is None
+            assert lesson.compare_models(model, wrong, (x,))[0] == "last"
+
+    def test_what_a_frozen_model_has_no_longer_is_told(self, lesson):
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval(), torch.randn(2, 4)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other[1].weight.mul_(2)
+        with quiet():
+            frozen = torch.jit.freeze(lesson.traced(other, x))
+        name, said = lesson.compare_models(model, frozen, (x,))
+        assert name == ""
+        assert said.endswith("; not asked: 0, 1")
+
+    def test_a_reference_in_training_stays(self, lesson):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+        before = model[1].running_mean.clone()
+        lesson.compare_models(model, copy.deepcopy(model), (torch.randn(6, 4),))
+        assert torch.equal(model[1].running_mean, before)
+
+    def test_nothing_stays_on_the_models(self, lesson):
+        model, x = lesson.Body(), torch.randn(3, 1, 28, 28)
+        state = copy.deepcopy(model.state_dict())
+        other = copy.deepcopy(model)
+        lesson.compare_models(model.eval(), other.eval(), (x,))
+        with pytest.raises(RuntimeError):
+            lesson.compare_models(model, other, (torch.randn(3, 2, 28, 28),))
+        for module in [*model.modules(), *other.modules()]:
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
+        for one in (model, other):
+            assert all(torch.equal(one.state_dict()[key], value) for key, value in state.items())
+
+    def test_batch_norms_of_the_exported_model_stay(self, lesson):
+        model, x = lesson.Body().train(), torch.randn(3, 1, 28, 28)
+        with quiet():
+            loud = torch.jit.trace(copy.deepcopy(model), x, check_trace=False)
+        before = loud.bn1.running_mean.clone()
+        assert lesson.compare_models(model.eval(), loud, (x,))[0] == "bn1"
+        assert torch.equal(loud.bn1.running_mean, before)
+
+
+class TestWithoutPython:
+    def test_cpp_and_package_agree_with_python(self, lesson, tmp_path, monkeypatch):
+        if lesson.COMPILER is None:
+            pytest.skip("no C++ compiler")
+        monkeypatch.delenv("COURSE_AOTI", raising=False)
+        body, x = lesson.Body().eval(), torch.rand(37, 1, 28, 28)
+        build = lesson.start_build(tmp_path / "infer")
+        program = lesson.export_batches(body, x[:2])
+        package = lesson.package(program, tmp_path / "packaged.pt2")
+        with quiet():
+            torch.jit.save(torch.jit.freeze(lesson.traced(body, x[:3])), tmp_path / "body.pt")
+        with torch.no_grad():
+            want = body(x)
+        compiled = torch._inductor.aoti_load_package(package)
+        assert torch.allclose(compiled(x), want, atol=1e-5)
+        assert torch.allclose(compiled(x[:1]), want[:1], atol=1e-5)
+        log, _ = build.communicate(timeout=300)
+        assert build.returncode == 0, log
+        x.numpy().tofile(tmp_path / "images.bin")
+        for name, model in (("torchscript", tmp_path / "body.pt"), ("package", package)):
+            command = [tmp_path / "infer", name, model, tmp_path / "images.bin", tmp_path / "logits.bin"]
+            subprocess.run(command, check=True, timeout=120)
+            data = bytearray((tmp_path / "logits.bin").read_bytes())
+            got = torch.frombuffer(data, dtype=torch.float32).view(-1, 10)
+            assert torch.allclose(got, want, atol=1e-5)
+        assert subprocess.run([tmp_path / "infer"], timeout=60, check=False).returncode == 2
+
+    def test_the_package_can_be_left_out(self, lesson, tmp_path, monkeypatch):
+        monkeypatch.setenv("COURSE_AOTI", "0")
+        assert lesson.package(None, tmp_path / "none.pt2") is None
+        monkeypatch.delenv("COURSE_AOTI")
+        monkeypatch.setitem(lesson.package.__globals__, "COMPILER", None)
+        assert lesson.package(None, tmp_path / "none.pt2") is None
+        monkeypatch.setitem(lesson.start_build.__globals__, "COMPILER", None)
+        assert lesson.start_build(tmp_path / "infer") is None
+
+    def test_a_compiler_that_fails_leaves_the_package_out(self, lesson, tmp_path, monkeypatch, capsys):
+        def fails(*args, **options):
+            raise OSError("no such compiler")
+
+        monkeypatch.delenv("COURSE_AOTI", raising=False)
+        monkeypatch.setitem(lesson.package.__globals__, "COMPILER", "g++")
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
+        assert lesson.package(None, tmp_path / "none.pt2") is None
+        assert "OSError" in capsys.readouterr().out
+
+    def test_the_stored_result_is_shown_without_a_compiler(self, lesson, tmp_path, capsys):
+        body, images = lesson.Body().eval(), torch.rand(3, 1, 28, 28)
+        names = {**vars(lesson), "folder": tmp_path, "build": None, "body": body, "images": images}
+        names |= {"package_path": None, "labels": torch.zeros(3), "accuracy": None}
+        run_source(SOURCES["infer"], "infer", names)
+        assert "stored result" in capsys.readouterr().out
+
+    def test_onnx_says_what_is_missing(self, lesson, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        run_source(SOURCES["onnx"], "onnx", dict(vars(lesson)))
+        assert "left out: onnxruntime is not installed" in capsys.readouterr().out
+
+    def test_onnx_agrees(self, lesson, tmp_path, capsys):
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        body, images = lesson.Body().eval(), torch.rand(100, 1, 28, 28)
+        names = {**vars(lesson), "folder": tmp_path, "body": body, "images": images, "positive": images[:8]}
+        with torch.no_grad():
+            names |= {"in_python": body(images), "batch": {0: Dim("batch")}}
+        run_source(SOURCES["onnx"], "onnx", names)
+        found = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
+        assert len(found) == 3
+        assert max(found) < 1e-4
+
+
+class TestShipping:
+    def test_what_is_shipped_is_loaded(self, lesson, tmp_path):
+        body, x = lesson.Body().train(), torch.rand(5, 1, 28, 28)
+        lesson.ship(body, x, tmp_path / "shipped")
+        forms = json.loads((tmp_path / "shipped" / "manifest.json").read_text())["forms"]
+        want = body.eval()(x)
+        for skipped in range(3):
+            model, failed = lesson.load_shipped(tmp_path / "shipped", lesson.Body)
+            assert [name for name, _ in failed] == [form["file"] for form in forms[:skipped]]
+            assert torch.allclose(model(x[:2]), want[:2], atol=1e-5)
+            (tmp_path / "shipped" / forms[skipped]["file"]).write_bytes(b"")
+        with pytest.raises(lesson.LoadError, match=r"model\.pt2.*model\.pt.*weights\.pt"):
+            lesson.load_shipped(tmp_path / "shipped", lesson.Body)
+
+
+def test_stored_outputs_hold_no_warning():
+    for cell in NOTEBOOK["cells"]:
+        for output in cell.get("outputs", []):
+            assert output.get("name") != "stderr", cell["id"]
+            text = "".join(output.get("text", ""))
+            assert "deprecated" not in text.lower(), cell["id"]
+            assert "site-packages" not in text, cell["id"]
+
+
+def test_the_named_objects_can_be_imported(lesson):
+    for name in ("compare_models", "Recorder", "judge", "export_batches", "CondEnhance", "load_shipped"):
+        assert callable(getattr(lesson, name))
+    assert Path(lesson.__dict__["record"].__code__.co_filename).name.startswith("15-05")

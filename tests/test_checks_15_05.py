@@ -1,0 +1,1265 @@
+"""The checks of 15-05 accept right answers, however written, and reject what a student might really write."""
+
+import copy
+import inspect
+import io
+import json
+import math
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from answer_variants import variants
+from check_protocol import CheckProtocol
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from course.answers import answers, definitions
+from course.exercises import student_source
+from shared import quiet
+from shared.checks import topic_15_05 as check
+
+GIVEN = definitions("15-05", "helpers", "recorder", "gate", "judge", "five", "report", "enhance")
+ANSWERS = answers("15-05", given=GIVEN)
+STUBS = answers("15-05", edit=student_source, given=GIVEN)
+NAMES = {
+    "five": "counterexamples",
+    "scriptable": "Scriptable",
+    "batches": "export_batches",
+    "cond": "CondEnhance",
+    "loader": "load_shipped",
+}
+variant = variants("15-05", NAMES, GIVEN)
+
+
+# ---------------------------------------------------------------- five traces
+
+
+def found(**changes):
+    """An answer that gives the right dictionary with some values replaced; None as a class leaves the name out."""
+
+    def counterexamples():
+        right = {**ANSWERS["counterexamples"](), **changes}
+        return {name: value for name, value in right.items() if value is not Ellipsis}
+
+    return counterexamples
+
+
+def searched():
+    """Tries inputs until model and trace differ."""
+    models, traces = GIVEN["five_models"], GIVEN["five_traces"]
+    result = dict.fromkeys(models)
+    torch.manual_seed(3)
+    for name, model in models.items():
+        for n in (1, 8, 16, 64):
+            for dtype in (torch.float32, torch.float64):
+                x = torch.randn(n, 4, dtype=dtype)
+                for value in (
+                    x,
+                    x.index_fill(0, torch.tensor(0), math.nan),
+                    x.index_fill(1, torch.tensor(1), math.inf),
+                ):
+                    want, got = model(value), traces[name](value)
+                    if not torch.allclose(got, want, atol=2e-3, rtol=0, equal_nan=True):
+                        result[name] = value
+    return result
+
+
+def large():
+    x = torch.arange(256.0).view(64, 4)
+    nan = x.clone()
+    nan[17, 2] = math.nan
+    digits = torch.linspace(0, 1, 4, dtype=torch.float64).repeat(3, 1)
+    return {"Pick": None, "Mend": nan, "Centre": x, "Digits": digits, "Front": None}
+
+
+WRONG_FIVE = {
+    "a name is missing": (found(Front=...), "five names"),
+    "a list of names": (lambda: ["Centre", "Mend", "Digits"], "dictionary"),
+    "True for what is wrong": (found(Mend=True), "float32 or float64"),
+    "half precision": (found(Centre=torch.ones(3, 4, dtype=torch.float16)), "float16"),
+    "integers": (found(Centre=torch.arange(12).view(3, 4)), "int64"),
+    "too many rows": (found(Centre=torch.ones(65, 4)), r"\(65, 4\)"),
+    "no rows": (found(Mend=torch.ones(0, 4)), r"\(0, 4\)"),
+    "another width": (found(Centre=torch.ones(3, 5)), r"\(3, 5\)"),
+    "one row without a batch": (found(Centre=torch.ones(4)), r"\(4,\)"),
+    "as many rows as the example": (found(Centre=torch.ones(16, 4)), "same result of both"),
+    "infinite in place of NaN": (found(Mend=torch.full((2, 4), math.inf)), "same result of both"),
+    "float32 for Digits": (found(Digits=torch.full((2, 4), 0.125)), "same result of both"),
+    "numbers that two digits hold": (found(Digits=torch.full((2, 4), 0.25, dtype=torch.float64)), "same result"),
+    "a warning taken for a mistake": (found(Front=torch.ones(3, 4)), "same result of both"),
+    "Pick suspected": (found(Pick=torch.ones(9, 4)), "same result of both"),
+    "no warning taken for right": (found(Digits=None), "None stands"),
+    "Mend thought right": (found(Mend=None), "None stands"),
+    "all thought right": (found(Centre=None, Mend=None, Digits=None), "None stands"),
+}
+PROMISES_FIVE = [
+    (
+        "Write `counterexamples()`, which returns a dictionary with the five names.",
+        "gives a dictionary with the five names",
+        "a name is missing",
+    ),
+    (
+        "They are to be used for float32 and float64 tensors of shape $(n, 4)$ with $1\\le n\\le 64$",
+        "inputs are of the kind that the traces are to be used for",
+        "half precision",
+    ),
+    (
+        "For a trace that is silently wrong the value is such a tensor on which the trace returns without an error,"
+        " but something else than the model",
+        "on each input the trace is silently wrong",
+        "as many rows as the example",
+    ),
+    (
+        "For a trace that is right for all of these inputs the value is `None`.",
+        "None stands for a trace that is right for all",
+        "Mend thought right",
+    ),
+    (
+        "For each of the five: an input on which the trace differs from the model, or None.",
+        "on each input the trace is silently wrong",
+        "Pick suspected",
+    ),
+]
+CONTEXT_FIVE = ["`five_traces` holds the traces of `five_models`", "For each of the five"]
+
+# ---------------------------------------------------------------- scriptable
+
+
+class ScriptableByHelper(nn.Module):
+    """The text and the counts by methods of their own; strings joined, a loop over indices."""
+
+    def __init__(self, labels, limit=None):
+        super().__init__()
+        self.labels: list[str] = list(labels)
+        self.fc = nn.Linear(4, len(labels))
+        self.bounded = limit is not None
+        self.limit = float(limit) if limit is not None else 0.0
+
+    def count(self, names: list[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in names:
+            if name not in found:
+                found[name] = 0
+            found[name] += 1
+        return found
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0):
+        scores = scale * self.fc(x)
+        if mask is not None:
+            scores = torch.where(mask, torch.full_like(scores, -float("inf")), scores)
+        if self.bounded:
+            scores = torch.clamp(scores, max=self.limit)
+        names: list[str] = []
+        best = scores.max(dim=1).indices
+        for i in range(best.size(0)):
+            names.append(self.labels[int(best[i])])
+        counts = self.count(names)
+        first = names[0] if len(names) > 0 else "nothing"
+        return scores, counts, str(x.size(0)) + " rows, " + str(len(counts)) + " labels, first: " + first
+
+
+class ScriptableFromReport(GIVEN["Report"]):
+    """Derived from Report: only forward is new."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, dict[str, int], str]:
+        s = torch.mul(self.fc(x), scale)
+        s = s if mask is None else s.masked_fill(mask, float("-inf"))
+        limit = self.limit
+        if limit is not None:
+            s = s.clamp_max(limit)
+        indices: list[int] = s.argmax(1).tolist()
+        names = [self.labels[i] for i in indices]
+        counts = torch.jit.annotate(dict[str, int], {})
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+        head = "nothing" if len(names) == 0 else names[0]
+        return s, counts, "{} rows, {} labels, first: {}".format(len(x), len(counts), head)  # noqa: UP032
+
+
+class WithIgnore(ScriptableFromReport):
+    @torch.jit.ignore
+    def text(self, rows: int, counts: dict[str, int], names: list[str]) -> str:
+        return f"{rows} rows, {len(counts)} labels, first: {(names or ['nothing'])[0]}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, dict[str, int], str]:
+        s = self.fc(x) * scale
+        if mask is not None:
+            s = s.masked_fill(mask, float("-inf"))
+        if self.limit is not None:
+            s = s.clamp(max=self.limit)
+        indices: list[int] = s.argmax(1).tolist()
+        names = [self.labels[i] for i in indices]
+        counts: dict[str, int] = {}
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+        return s, counts, self.text(x.size(0), counts, names)
+
+
+class PlainList(ScriptableByHelper):
+    """Forgets in Python what it is to return."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, dict[str, int], str]:
+        if not torch.jit.is_scripting() and mask is not None:
+            mask = None
+        scores = scale * self.fc(x)
+        if mask is not None:
+            scores = scores.masked_fill(mask, -float("inf"))
+        if self.bounded:
+            scores = torch.clamp(scores, max=self.limit)
+        names: list[str] = []
+        for i in scores.argmax(dim=1):
+            names.append(self.labels[int(i)])
+        counts = self.count(names)
+        first = names[0] if len(names) > 0 else "nothing"
+        return scores, counts, f"{x.size(0)} rows, {len(counts)} labels, first: {first}"
+
+
+_SUPER = "        super().__init__()\n"
+WRONG_SCRIPTABLE = {
+    "Report itself": (GIVEN["Report"], "accepts it[\\s\\S]*Hint 1"),
+    "kwargs left": (variant("scriptable", (", scale: float = 1.0", ", **options")), "accepts it"),
+    "tolist without a type": (variant("scriptable", ("best: list[int] =", "best =")), "accepts it"),
+    "a dictionary without a type": (
+        variant("scriptable", ("counts: dict[str, int] = {}", "counts = {}")),
+        "accepts it",
+    ),
+    "NumPy's infinity": (
+        variant("scriptable", ('-float("inf")', "-np.inf * np.ones(1)")),
+        "accepts it",
+    ),
+    "another name": (variant("scriptable", ("self.fc", "self.linear")), "state dict of Report loads"),
+    "an extra buffer": (
+        variant("scriptable", (_SUPER, _SUPER + '        self.register_buffer("calls", torch.zeros(1))\n')),
+        "state dict of Report loads",
+    ),
+    "Python is left in it": (WithIgnore, "can be saved"),
+    "another thing in Python": (PlainList, "as plain Python"),
+    "a list": (
+        variant(
+            "scriptable",
+            ("-> tuple[Tensor, dict[str, int], str]", "-> list[Tensor]"),
+            ('return scores, counts, f"{len(x)} rows, {len(counts)} labels, first: {first}"', "return [scores]"),
+        ),
+        "tuple of three",
+    ),
+    "only in Python right": (
+        variant(
+            "scriptable",
+            (
+                "        scores = self.fc(x) * scale\n",
+                "        scale = 1.0 if torch.jit.is_scripting() else scale\n        scores = self.fc(x) * scale\n",
+            ),
+        ),
+        "scripted, or read from the file",
+    ),
+    "format with a specification": (
+        variant(
+            "scriptable",
+            (
+                'f"{len(x)} rows, {len(counts)} labels, first: {first}"',
+                '"{:d} rows, {:d} labels, first: {:s}".format(len(x), len(counts), first)',
+            ),
+        ),
+        "scripted, or read from the file",
+    ),
+    "a mask is forgotten": (
+        variant("scriptable", ("if mask is not None:", "if False and mask is not None:")),
+        "mask|accepts",
+    ),
+    "the limit is forgotten": (
+        variant(
+            "scriptable",
+            (
+                "if self.limit is not None:",
+                "if self.limit is None:\n            pass\n        if False and self.limit is not None:",
+            ),
+        ),
+        "limit|accepts",
+    ),
+    "a limit of zero is none": (
+        variant(
+            "scriptable", ("self.labels, self.limit = labels, limit", "self.labels, self.limit = labels, limit or None")
+        ),
+        "scores",
+    ),
+    "the limit before the mask": (
+        variant(
+            "scriptable",
+            (
+                "scores = self.fc(x) * scale",
+                "scores = self.fc(x).clamp(max=1e6 if self.limit is None else self.limit) * scale",
+            ),
+        ),
+        "scores|accepts",
+    ),
+    "breaks on no rows": (variant("scriptable", ('first = "nothing"', "first = self.labels[best[0]]")), "plain Python"),
+    "each label once": (
+        variant("scriptable", ("counts.get(self.labels[i], 0) + 1", "1")),
+        "counts",
+    ),
+    "counts indices": (
+        variant(
+            "scriptable",
+            ("counts[self.labels[i]] = counts.get(self.labels[i], 0) + 1", "counts[self.labels[i] + str(i)] = 1"),
+        ),
+        "counts",
+    ),
+    "the last is the first": (variant("scriptable", ("if len(counts) == 0:", "if True:")), "text"),
+    "can't be trained": (
+        variant("scriptable", ("self.fc(x) * scale", "self.fc(x).detach() * scale")),
+        "scores with a gradient",
+    ),
+    "half of the gradient is cut": (
+        variant("scriptable", ("self.fc(x) * scale", "(self.fc(x) / 2 + self.fc(x).detach() / 2) * scale")),
+        "gradient of fc.weight",
+    ),
+    "float32 whatever comes in": (
+        variant("scriptable", ("self.fc(x) * scale", "self.fc(x).float() * scale")),
+        "float64",
+    ),
+    "a mask of all the scores' size": (
+        variant(
+            "scriptable",
+            (
+                'scores = scores.masked_fill(mask, -float("inf"))',
+                'scores = scores.clone()\n            scores[mask] = -float("inf")',
+            ),
+        ),
+        "shape of the mask",
+    ),
+    "NaN as minus infinity": (
+        variant("scriptable", ("self.fc(x) * scale", 'torch.nan_to_num(self.fc(x) * scale, nan=-float("inf"))')),
+        "a NaN",
+    ),
+    "scale has another default": (variant("scriptable", ("scale: float = 1.0", "scale: float = 2.0")), "scores"),
+}
+_LOADS = "a state dict of Report loads"
+_ACCEPTS = "torch.jit.script accepts it"
+_PLAIN = "as plain Python it returns what Report returns"
+_SCRIPTED = "scripted, or read from the file, it returns what Report returns"
+_SAVED = "the scripted module can be saved"
+PROMISES_SCRIPTABLE = [
+    ("a module with the arguments of `Report`", _PLAIN, "a limit of zero is none"),
+    ("that returns for `forward(x, mask, scale)` what `Report` returns", _PLAIN, "the last is the first"),
+    ("so that `torch.jit.script` accepts it", _ACCEPTS, "Report itself"),
+    ("`mask` is a tensor of booleans", _PLAIN, "a mask is forgotten"),
+    ("that broadcasts to the scores, or `None`, `scale` a float", _PLAIN, "a mask of all the scores' size"),
+    ("in float32 and float64", _PLAIN, "float32 whatever comes in"),
+    ("NaN included", _PLAIN, "NaN as minus infinity"),
+    ("It can be trained like `Report`.", _PLAIN, "can't be trained"),
+    ("by default they are `None` and 1.0", _PLAIN, "scale has another default"),
+    ("A state dict of `Report` loads into it.", _LOADS, "another name"),
+    ("As plain Python and scripted it returns a tuple of the same scores, counts and text", _PLAIN, "a list"),
+    ("for any number of rows, none included", _PLAIN, "breaks on no rows"),
+    ("with and without a limit", _PLAIN, "a limit of zero is none"),
+    ("where a label occurs twice", _PLAIN, "counts indices"),
+    ("The scripted module can be saved", _SAVED, "Python is left in it"),
+    ("and the file does the same", _SCRIPTED, "only in Python right"),
+    ("Report, so that torch.jit.script accepts it.", _ACCEPTS, "kwargs left"),
+]
+CONTEXT_SCRIPTABLE: list[str] = []
+
+# ---------------------------------------------------------------- batches
+
+
+def batches_by_hand(model, *args, **kwargs):
+    """Walks the structures itself; repeats rows by indexing."""
+    size = Dim("rows_of_a_batch", min=1, max=1 << 40)
+
+    def walk(value, leaf):
+        if isinstance(value, list | tuple):
+            return type(value)(walk(entry, leaf) for entry in value)
+        if isinstance(value, dict):
+            return {key: walk(entry, leaf) for key, entry in value.items()}
+        return leaf(value)
+
+    def is_batch(value):
+        return torch.is_tensor(value) and value.dim() > 0
+
+    def enlarge(value):
+        return value[[0] * 2 + list(range(len(value)))] if is_batch(value) else value
+
+    modules = list(model.modules())
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        args, kwargs = walk(args, enlarge), walk(kwargs, enlarge)
+        names = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        shapes = {name: walk(value, lambda v: {0: size} if is_batch(v) else None) for name, value in names.items()}
+        with torch.no_grad(), quiet():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    except torch._dynamo.exc.UserError as problem:
+        raise ValueError("no program for every batch") from problem
+    finally:
+        for module, mode in zip(modules, before, strict=True):
+            module.training = mode
+
+
+def batches_strict_shapes(model, *args, **kwargs):
+    """Exports a copy, so that no mode needs to be restored."""
+    pair = lambda x: x.repeat(2, *[1] * (x.ndim - 1)) if isinstance(x, Tensor) and x.ndim > 0 else x  # noqa: E731
+    args, kwargs = pytree.tree_map(pair, args), pytree.tree_map(pair, kwargs)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    axis = Dim("n", min=1)
+    shapes = pytree.tree_map(lambda x: {0: axis} if isinstance(x, Tensor) and x.ndim > 0 else None, dict(bound))
+    try:
+        with quiet():
+            return torch.export.export(copy.deepcopy(model).eval(), args, kwargs, dynamic_shapes=shapes)
+    except torch._dynamo.exc.UserError:
+        raise ValueError("the batch can't be of any size") from None
+
+
+class Wrapped:
+    """What `.module()` can be called on, and nothing else of a program."""
+
+    def __init__(self, program):
+        self.program, self.range_constraints = program, program.range_constraints
+
+    def module(self):
+        return self.program.module()
+
+
+_EVAL = "        model.eval()\n"
+_FINALLY = "    finally:\n        for module, mode in modes.items():\n            module.training = mode\n"
+_EXCEPT = "    except torch._dynamo.exc.UserError as error:\n"
+_SIZE = '{0: Dim("batch", min=1)}'
+_TWO = "        return torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim else x\n"
+WRONG_BATCHES = {
+    "returns the module": (
+        lambda model, *a, **k: ANSWERS["export_batches"](model, *a, **k).module(),
+        "ExportedProgram",
+    ),
+    "returns something else": (lambda model, *a, **k: Wrapped(ANSWERS["export_batches"](model, *a, **k)), "Wrapped"),
+    "the example as it is": (variant("batches", (_TWO, "        return x\n")), "takes every batch size[\\s\\S]*Hint 1"),
+    "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "upper bounds"),
+    "a million rows at most": (
+        variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=1_000_000)}')),
+        "upper bounds",
+    ),
+    "a branch on data taken for a batch": (
+        variant(
+            "batches",
+            (
+                _EXCEPT,
+                "    except (torch._dynamo.exc.UserError,"
+                " torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:\n",
+            ),
+        ),
+        "a branch on data",
+    ),
+    "two rows at least": (variant("batches", (_SIZE, '{0: Dim("batch", min=2)}')), "from 2 on"),
+    "only tensors at the top": (
+        variant(
+            "batches",
+            (
+                "    args, kwargs = tree_map(two_rows, (args, kwargs))\n",
+                "    args = tuple(map(two_rows, args))\n    kwargs = {k: two_rows(v) for k, v in kwargs.items()}\n",
+            ),
+            ("tree_map(shape, given)", "{k: shape(v) for k, v in given.items()}"),
+        ),
+        "nested, named",
+    ),
+    "0-d tensors have a batch": (variant("batches", (" and x.ndim", "")), "nested, named|raised"),
+    "the last dimension": (variant("batches", ("{0: Dim(", "{x.ndim - 1: Dim(")), "raised|then|runs"),
+    "arguments by name are left out": (
+        variant("batches", ("model, args, kwargs, dynamic", "model, args, dynamic")),
+        "nested, named",
+    ),
+    "as the model is": (variant("batches", (_EVAL, "")), "evaluation mode"),
+    "in training mode": (variant("batches", (_EVAL, "        model.train()\n")), "evaluation mode"),
+    "only the outermost module": (variant("batches", (_EVAL, "        model.training = False\n")), "evaluation mode"),
+    "runs the model in training mode": (
+        variant(
+            "batches",
+            (
+                _EVAL,
+                "        if len(args) == 1 and isinstance(args[0], Tensor):\n            model.train()(*args)\n"
+                + _EVAL,
+            ),
+        ),
+        "the model's state",
+    ),
+    "every dimension may vary": (
+        variant("batches", (_SIZE, '{0: Dim("batch", min=1), **dict.fromkeys(range(1, x.ndim), Dim.AUTO)}')),
+        "other sizes stay",
+    ),
+    "a batch for each kind": (
+        variant("batches", ('Dim("batch", min=1)', 'Dim(f"batch{x.ndim}", min=1)')),
+        "same in all",
+    ),
+    "AUTO": (variant("batches", ('Dim("batch", min=1)', "Dim.AUTO")), "from 2 on"),
+    "PyTorch's error goes on": (
+        variant("batches", (_EXCEPT, "    except ZeroDivisionError as error:\n")),
+        "ValueError",
+    ),
+    "a message without the word": (
+        variant("batches", ('f"not for every batch: {error}"', '"fixed"')),
+        "the word in the message",
+    ),
+    "all errors replaced": (variant("batches", (_EXCEPT, "    except Exception as error:\n")), "other errors"),
+    "all of a kind replaced": (variant("batches", (_EXCEPT, "    except RuntimeError as error:\n")), "other errors"),
+    "modes are left": (variant("batches", (_FINALLY, "")), "each module is in the mode"),
+    "one mode for all": (
+        variant("batches", (_FINALLY, "    finally:\n        model.train(modes[model])\n")),
+        "each module is in the mode",
+    ),
+    "training afterwards": (
+        variant("batches", (_FINALLY, "    finally:\n        model.train()\n")),
+        "each module is in the mode",
+    ),
+    "restored without an error only": (
+        variant(
+            "batches",
+            (
+                "            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)\n",
+                "            made = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)\n"
+                "        for module, mode in modes.items():\n            module.training = mode\n        return made\n",
+            ),
+            (_FINALLY, ""),
+        ),
+        "each module is in the mode",
+    ),
+    "not after its own error": (
+        variant(
+            "batches",
+            ("    finally:\n        for module", "    else:\n        pass\n    finally:\n        for module")
+            if False
+            else (_EXCEPT, _EXCEPT + "        modes.clear()\n"),
+        ),
+        "each module is in the mode",
+    ),
+}
+_TAKES = "takes every batch size, whatever the example's"
+_MODES = "each module is in the mode it was in"
+_CANT = "a model that can't take every batch size raises ValueError"
+PROMISES_BATCHES = [
+    ("which exports the model in evaluation mode", "is exported in evaluation mode", "as the model is"),
+    ("and returns the `ExportedProgram`", "returns an ExportedProgram", "returns the module"),
+    (
+        "Arguments may be nested lists, tuples and dictionaries of tensors and other values",
+        "arguments may be nested, named and of other kinds",
+        "only tensors at the top",
+    ),
+    (
+        "In each tensor with at least one dimension the first is the batch, the same for all of them.",
+        "the batch is the same in all tensors",
+        "a batch for each kind",
+    ),
+    ("The program takes every batch size from 1 on", _TAKES, "sixteen rows at most"),
+    ("whichever of these the example has, a single row included", _TAKES, "the example as it is"),
+    ("All other dimensions stay as in the example", "other sizes stay as in the example", "every dimension may vary"),
+    ("another size there is refused", "other sizes stay as in the example", "every dimension may vary"),
+    (
+        "0-d tensors and other values stay single values.",
+        "arguments may be nested, named and of other kinds",
+        "0-d tensors have a batch",
+    ),
+    ('raises `ValueError` with the word "batch"', _CANT, "PyTorch's error goes on"),
+    ("no program for one size is returned", _CANT, "PyTorch's error goes on"),
+    (
+        "Other errors of the model go on as they are.",
+        "other errors of the model go on as they are",
+        "all errors replaced",
+    ),
+    ("each module of the model is in the mode it was in", _MODES, "one mode for all"),
+    ("also after an error", _MODES, "restored without an error only"),
+    ("Export in evaluation mode, for batches of any size from 1 on.", _TAKES, "sixteen rows at most"),
+]
+CONTEXT_BATCHES = [
+    "`forward` may have a `*rest`, but no `**rest`",
+    "a branch for one row alone need not be noticed.",
+]
+
+# ---------------------------------------------------------------- cond
+
+Enhance = GIVEN["Enhance"]
+
+
+class OneAfterTheOther(Enhance):
+    """Two conds in a row, both on the first level."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = torch.mean(x)
+        is_dark = mean.lt(0.1)
+        self.dark.add_(is_dark.to(self.dark.dtype))
+        x = torch.cond(is_dark, self._lift, self._same, (x, mean))
+        x = torch.cond(mean > 0.5, self._invert, self._same, (x, mean))
+        return self.body(x)
+
+    def _lift(self, x, mean):
+        return torch.clamp(0.28 / mean * x, max=1.0)
+
+    def _same(self, x, mean):
+        return x + 0
+
+    def _invert(self, x, mean):
+        return torch.rsub(x, 1)
+
+
+class DarkFirst(Enhance):
+    """The dark way is asked for first; each branch takes what it needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        count = torch.cond(level < 0.1, lambda d: d + 1, lambda d: d + 0, (self.dark,))
+        self.dark.copy_(count)
+        prepared = torch.cond(
+            level < 0.1,
+            lambda x, level: (x * (0.28 / level)).clamp(max=1),
+            lambda x, level: torch.cond(level > 0.5, lambda x: 1 - x, lambda x: x.clone(), (x,)),
+            (x, level),
+        )
+        return self.body(prepared)
+
+
+class WithWhere(Enhance):
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        dark = level < 0.1
+        self.dark += dark.long()
+        x = torch.where(dark, (x * (0.28 / level)).clamp(max=1), torch.where(level > 0.5, 1 - x, x))
+        return self.body(x)
+
+
+class AllComputed(Enhance):
+    """Computes all three ways and lets cond choose."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        ways = (1 - x, (x * (0.28 / level)).clamp(max=1), x)
+        first = lambda a, b, c: a.clone()  # noqa: E731
+        rest = lambda a, b, c: torch.cond(level < 0.1, lambda b, c: b.clone(), lambda b, c: c.clone(), (b, c))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, first, rest, ways))
+
+
+class WithBuffer(DarkFirst):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__(body)
+        self.register_buffer("limits", torch.tensor([0.1, 0.5]))
+
+
+class LiftsInFloat(Enhance):
+    """Its dark branch is float32, whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        lift = lambda x, level: (x.float() * (0.28 / level.float())).clamp(max=1)  # noqa: E731
+        x = torch.cond(level < 0.1, lift, lambda x, level: x.clone(), (x, level))
+        return self.body(torch.cond(level > 0.5, lambda x: 1 - x, lambda x: x.clone(), (x,)))
+
+
+class OnlyExported(DarkFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.mean() > 0.5:
+            return self.body(x)
+        return super().forward(x)
+
+
+class LevelOfWhatIsThere(OneAfterTheOther):
+    """Asks for the level again after the first way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        x = torch.cond(level > 0.5, self._invert, self._same, (x, level))
+        level = x.mean()
+        return self.body(torch.cond(level < 0.1, self._lift, self._same, (x, level)))
+
+
+class ClampedByWhere(OneAfterTheOther):
+    """Its bright pixels are cut by torch.where, one condition for each."""
+
+    def _lift(self, x, mean):
+        x = x * (0.28 / mean)
+        return torch.where(x > 1, torch.ones_like(x), x)
+
+
+class WhereInABranch(Enhance):
+    """One branch computes all three ways, the other is never taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
+
+    def _all(self, x, a):
+        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
+
+
+class Flattened(WhereInABranch):
+    """Computes everything outside, on images of another shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        torch.cond(level < 0.1, lambda a: a + 1, lambda a: a + 2, (level,))
+        return self.body(self._all(x.flatten(), level).view(x.shape))
+
+
+class FlattenedByMasks(Flattened):
+    def _all(self, x, a):
+        up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
+        return up * (1 - x) + down * (x * (0.28 / a)).clamp(max=1) + (1 - up) * (1 - down) * x
+
+
+class AskedTheOtherWay(Enhance):
+    """Inverts a batch whose level is NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
+        rest = lambda x, a: torch.cond(a >= 0.1, lambda x, a: x.clone(), lift, (x, a))  # noqa: E731
+        return self.body(torch.cond(level <= 0.5, rest, lambda x, a: 1 - x, (x, level)))
+
+
+class ThresholdsInPython(DarkFirst):
+    """Beside the thresholds, as long as it isn't exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return super().forward(x)
+        level = x.mean()
+        if level >= 0.5:
+            x = 1 - x
+        elif level < 0.1:
+            self.dark += 1
+            x = (x * (0.28 / level)).clamp(max=1)
+        return self.body(x)
+
+
+class CountsExported(OneAfterTheOther):
+    """Counts a tenth as dark when it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            mean = x.mean()
+            self.dark.add_((mean <= 0.1).long() - (mean < 0.1).long())
+        return super().forward(x)
+
+
+class ThresholdsExported(OneAfterTheOther):
+    """Beside the thresholds when it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            return super().forward(x)
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        x = torch.cond(level < 0.1, self._lift, self._same, (x, level))
+        return self.body(torch.cond(level >= 0.5, self._invert, self._same, (x, level)))
+
+
+_COUNT = "        self.dark += dark.long()\n"
+_ALIAS = "lambda x, level: x.clone(), (x, level)"
+WRONG_COND = {
+    "not derived": (check._CondEnhance, "derived from Enhance"),
+    "as it was": (type("Same", (Enhance,), {"forward": Enhance.forward}), "torch.export accepts it"),
+    "an extra buffer": (WithBuffer, "names in the state dict"),
+    "an alias": (variant("cond", (_ALIAS, "lambda x, level: x, (x, level)")), "Hint 3"),
+    "counts in a branch": (
+        variant(
+            "cond",
+            (_COUNT, ""),
+            ("            return (x * (0.28", "            self.dark += 1\n            return (x * (0.28"),
+        ),
+        "accepts it|runs",
+    ),
+    "other dtypes in a branch": (LiftsInFloat, "accepts it"),
+    "where": (WithWhere, "branch of torch.cond"),
+    "all three are computed": (AllComputed, "branch of torch.cond"),
+    "half is a negative": (variant("cond", ("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
+    "a tenth is dark": (
+        variant("cond", ("torch.cond(level < 0.1,", "torch.cond(level <= 0.1,")),
+        "takes each way[\\s\\S]*0\\.1",
+    ),
+    "a tenth counts": (variant("cond", ("dark = level < 0.1", "dark = level <= 0.1")), "dark counts"),
+    "never counts": (variant("cond", (_COUNT, "")), "dark counts"),
+    "counts double": (variant("cond", ("+= dark.long()", "+= dark.long() * 2")), "dark counts"),
+    "counts all": (variant("cond", ("+= dark.long()", "+= 1")), "dark counts"),
+    "counts the others": (variant("cond", ("+= dark.long()", "+= (~dark).long()")), "dark counts"),
+    "no clamp": (variant("cond", (".clamp(max=1)", "")), "takes each way"),
+    "clamps at both ends": (variant("cond", (".clamp(max=1)", ".clamp(0.2, 1)")), "takes each way"),
+    "lifts to another level": (variant("cond", ("0.28 / level", "0.3 / level")), "takes each way"),
+    "inverts otherwise": (variant("cond", ("level: 1 - x", "level: -x")), "takes each way"),
+    "the level of each image": (
+        variant("cond", ("(x * (0.28 / level))", "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))")),
+        "takes each way",
+    ),
+    "only when exported": (OnlyExported, "plain Python"),
+    "counts otherwise in the program": (CountsExported, "dark counts"),
+    "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
+    "where in a branch": (WhereInABranch, "branch of torch.cond"),
+    "on flattened images": (Flattened, "branch of torch.cond"),
+    "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),
+    "NaN is a negative": (AskedTheOtherWay, "a NaN in an ordinary scan"),
+    "no pixel below zero": (variant("cond", (".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
+    "black isn't NaN": (variant("cond", ("(0.28 / level)", "(0.28 / level.clamp(min=1e-8))")), "a black scan"),
+    "other thresholds in Python": (ThresholdsInPython, "plain Python[\\s\\S]*0\\.5|0\\.5[\\s\\S]*plain Python"),
+    "branches exchanged": (
+        variant("cond", ("lambda x, level: 1 - x, not_negative", "not_negative, lambda x, level: 1 - x")),
+        "takes each way",
+    ),
+}
+_WAYS = "the exported program takes each way by itself"
+_ISCOND = "each way is a branch of torch.cond"
+_DARK = "dark counts dark batches alone"
+PROMISES_COND = [
+    ("Write `CondEnhance`, derived from `Enhance`", "is derived from Enhance", "not derived"),
+    (
+        "with a `forward` that does what `Enhance` does",
+        "as plain Python it does what Enhance does",
+        "only when exported",
+    ),
+    ("for every batch of float32 or float64", "torch.export accepts it", "other dtypes in a branch"),
+    (
+        'and that `torch.export.export` accepts, for one batch size and for `Dim("batch")`',
+        "torch.export accepts it",
+        "as it was",
+    ),
+    ("The exported program takes each of the three ways by itself", _WAYS, "branches exchanged"),
+    ("whatever way the example took", _WAYS, "branches exchanged"),
+    ("a level of exactly 0.5 or 0.1 goes the way it goes in `Enhance`", _WAYS, "half is a negative"),
+    ("`dark` counts in the exported program as in `Enhance`", _DARK, "never counts"),
+    ("one for each dark batch, none for others", _DARK, "counts double"),
+    ("Names in the state dict stay as they are.", "names in the state dict stay", "an extra buffer"),
+    ("Each of the three ways is a branch of `torch.cond`", _ISCOND, "where"),
+    ("Enhance, with its branches in the graph.", _ISCOND, "where"),
+    ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
+]
+CONTEXT_COND = ["Computing all of them and choosing with `torch.where`"]
+
+# ---------------------------------------------------------------- loader
+
+
+def loads_by_cases(folder, build, tolerance=1e-4):
+    """One case after the other, compared by brute force."""
+
+    def load(kind, path):
+        match kind:
+            case "export":
+                with open(path, "rb") as file:
+                    return torch.export.load(io.BytesIO(file.read())).module()
+            case "torchscript":
+                module = torch.jit.load(str(path))
+                module.eval()
+                return module
+            case "state_dict":
+                module = build()
+                module.load_state_dict(torch.load(str(path), weights_only=True), strict=True)
+                module.train(False)
+                return module
+        raise LookupError(f"nobody reads {kind}")
+
+    with quiet():
+        plan = json.loads(Path(folder, "manifest.json").read_text())
+        sample = torch.load(Path(folder, plan["sample"]), weights_only=True)
+        reasons = []
+        for entry in plan["forms"]:
+            name = entry["file"]
+            try:
+                module = load(entry["format"], Path(folder, name))
+                with torch.inference_mode():
+                    answer = module(sample["input"].clone())
+            except Exception as problem:
+                reasons.append((name, repr(problem)))
+                continue
+            wanted = sample["output"]
+            if answer.shape != wanted.shape or answer.dtype != wanted.dtype:
+                reasons.append((name, "another shape or dtype"))
+            elif not all(abs(a - b) <= tolerance for a, b in zip(answer.flatten().tolist(), wanted.flatten().tolist())):  # noqa: B905
+                reasons.append((name, "another answer"))
+            else:
+                return module, reasons
+    raise LoadError(f"nothing works: {reasons}")
+
+
+class LoadError(RuntimeError):
+    """As the answer's."""
+
+
+def loads_recursively(folder, build, tolerance=1e-4, skip=0):
+    """The rest of the list after a failure is another call."""
+    plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if skip == len(plan["forms"]):
+        raise LoadError("no form is left")
+    form = plan["forms"][skip]
+    try:
+        with quiet(), torch.no_grad():
+            sample = torch.load(folder / plan["sample"], weights_only=True, map_location="cpu")
+            if form["format"] == "export":
+                model = torch.export.load(str(folder / form["file"])).module()
+            elif form["format"] == "torchscript":
+                model = torch.jit.load(folder / form["file"]).eval()
+            else:
+                assert form["format"] == "state_dict", form["format"]
+                model = build().eval()
+                model.load_state_dict(torch.load(folder / form["file"], weights_only=True))
+            torch.testing.assert_close(model(sample["input"]), sample["output"], rtol=0, atol=tolerance)
+        return model, []
+    except Exception as problem:
+        failure = (form["file"], f"{type(problem).__name__} {problem}")
+    try:
+        model, failed = loads_recursively(folder, build, tolerance, skip + 1)
+    except LoadError as problem:
+        raise LoadError(f"{failure}; {problem}") from None
+    return model, [failure, *failed]
+
+
+def loads_frozen(folder, build, tolerance=1e-4):
+    """Gives a function, and freezes TorchScript."""
+    model, failed = loads_by_cases(folder, build, tolerance)
+    if isinstance(model, torch.jit.ScriptModule):
+        with quiet():
+            model = torch.jit.freeze(model)
+
+    @torch.no_grad()
+    def call(x):
+        return model(x)
+
+    return call, failed
+
+
+_GET = '        "torchscript": lambda path: torch.jit.load(path, map_location="cpu").eval(),\n'
+_QUIET = "            with quiet(), torch.no_grad():\n"
+_SHAPE = "            if (got.shape, got.dtype) != (want.shape, want.dtype):\n"
+_CLOSE = "torch.allclose(got, want, rtol=0, atol=tolerance)"
+_FAILED = 'failed.append((form["file"], f"{type(error).__name__}: {error}"))'
+_CATCH = "        except Exception as error:  # whatever is wrong with a file\n"
+WRONG_LOADER = {
+    "nothing is returned": (
+        lambda folder, build, tolerance=1e-4: ANSWERS["load_shipped"](folder, build, tolerance) and None,
+        "returns a model and a list",
+    ),
+    "the model alone": (
+        lambda folder, build, tolerance=1e-4: ANSWERS["load_shipped"](folder, build, tolerance)[0],
+        "returns a model and a list",
+    ),
+    "in the order of the names": (
+        variant(
+            "loader",
+            (
+                '    for form in manifest["forms"]:\n',
+                '    for form in sorted(manifest["forms"], key=lambda form: form["file"]):\n',
+            ),
+        ),
+        "the first form of the manifest",
+    ),
+    "the newest format first": (
+        variant(
+            "loader",
+            (
+                '    for form in manifest["forms"]:\n',
+                '    for form in sorted(manifest["forms"], key=lambda form: list(loaders).index(form["format"])):\n',
+            ),
+        ),
+        "the first form|stop the search|raised",
+    ),
+    "by the ending of the name": (
+        variant(
+            "loader", ('loaders[form["format"]]', 'loaders["export" if form["file"].endswith("2") else "torchscript"]')
+        ),
+        "the first form",
+    ),
+    "the last that works": (
+        variant(
+            "loader",
+            ("            return model, failed\n", "            best = model\n"),
+            ("    raise LoadError", "    if 'best' in locals():\n        return best, failed\n    raise LoadError"),
+        ),
+        "the first form",
+    ),
+    "only some exceptions": (
+        variant("loader", (_CATCH, "        except (RuntimeError, ValueError, OSError, EOFError) as error:\n")),
+        "stop the search|run no code|raised",
+    ),
+    "an unknown format stops it": (
+        variant(
+            "loader",
+            (
+                "        try:\n            with quiet()",
+                '        load = loaders[form["format"]]\n        try:\n            with quiet()',
+            ),
+            ('loaders[form["format"]](', "load("),
+        ),
+        "unknown format|raised",
+    ),
+    "a missing file stops it": (
+        variant(
+            "loader",
+            (
+                "        try:\n            with quiet()",
+                '        if not (folder / form["file"]).exists():\n            raise FileNotFoundError(form["file"])\n'
+                "        try:\n            with quiet()",
+            ),
+        ),
+        "stop the search",
+    ),
+    "keys may be missing": (
+        variant(
+            "loader",
+            ("weights_only=True))\n        return model", "weights_only=True), strict=False)\n        return model"),
+        ),
+        "each key of a state dict",
+    ),
+    "shapes aren't compared": (
+        variant("loader", (_SHAPE, "            if got.dtype != want.dtype:\n")),
+        "another shape",
+    ),
+    "dtypes aren't compared": (
+        variant(
+            "loader",
+            (_SHAPE, "            if got.shape != want.shape:\n"),
+            (_CLOSE, _CLOSE.replace("(got,", "(got.to(want.dtype),")),
+        ),
+        "another dtype",
+    ),
+    "nothing is compared": (
+        variant("loader", (_SHAPE, "            if False:\n"), ("if not " + _CLOSE, "if False")),
+        "answers otherwise",
+    ),
+    "the mean is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not (got - want).mean().abs() <= tolerance")),
+        "answers otherwise|tolerance",
+    ),
+    "the input isn't kept": (
+        variant("loader", ('sample["input"].clone()', 'sample["input"]')),
+        "good.pt: ValueError",
+    ),
+    "NaN passes": (variant("loader", ("if not " + _CLOSE, "if (got - want).abs().max() > tolerance")), "NaN"),
+    "the first number is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not (got - want)[:, :2].abs().max() <= tolerance")),
+        "answers otherwise",
+    ),
+    "relative differences": (variant("loader", ("rtol=0, atol=tolerance", "atol=tolerance")), "tolerance"),
+    "a tolerance of its own": (variant("loader", ("atol=tolerance", "atol=1e-4")), "tolerance"),
+    "half of the tolerance": (variant("loader", ("atol=tolerance", "atol=tolerance / 2")), "tolerance"),
+    "another default": (
+        variant("loader", ("tolerance: float = 1e-4", "tolerance: float = 1e-2")),
+        "no tolerance given",
+    ),
+    "TorchScript in its mode": (variant("loader", (_GET, _GET.replace(".eval()", ""))), "evaluation mode"),
+    "weights in training mode": (
+        variant("loader", ("        return model.eval()\n", "        return model.train()\n")),
+        "the first form|evaluation mode|raised",
+    ),
+    "the mode of build": (
+        variant("loader", ("        return model.eval()\n", "        return model\n")),
+        "the first form|evaluation mode|raised",
+    ),
+    "pickles are run": (
+        variant(
+            "loader",
+            ('torch.load(path, map_location="cpu", weights_only=True)', "torch.load(path, weights_only=False)"),
+        ),
+        "run no code",
+    ),
+    "the sample is run": (
+        variant(
+            "loader",
+            ('manifest["sample"], map_location="cpu", weights_only=True', 'manifest["sample"], weights_only=False'),
+        ),
+        "run no code",
+    ),
+    "the first row is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not " + _CLOSE.replace("got, want", "got[:1], want[:1]"))),
+        "one row",
+    ),
+    "the last row is compared": (
+        variant("loader", ("if not " + _CLOSE, "if not " + _CLOSE.replace("got, want", "got[-1], want[-1]"))),
+        "one row",
+    ),
+    "less than the tolerance": (
+        variant("loader", ("if not " + _CLOSE, "if not ((got - want).abs() < tolerance).all()")),
+        "held against tolerance",
+    ),
+    "one reason for all": (
+        variant("loader", (_FAILED, 'failed.append((form["file"], "it did not work at all"))')),
+        "two reasons",
+    ),
+    "a message without reasons": (
+        variant("loader", ('f"{name}: {reason}"', 'f"{name} failed, as others may have before it"')),
+        "the reason of",
+    ),
+    "builds whatever comes": (
+        variant("loader", ("    for form in manifest", "    build()\n    for form in manifest")),
+        "nothing to build",
+    ),
+    "grad mode off for good": (
+        variant("loader", ("    for form in manifest", "    torch.set_grad_enabled(False)\n    for form in manifest")),
+        "grad mode off",
+    ),
+    "warnings off for good": (
+        variant(
+            "loader",
+            (
+                "    for form in manifest",
+                "    import warnings\n\n    warnings.filterwarnings('ignore')\n    for form in manifest",
+            ),
+        ),
+        "warnings silenced",
+    ),
+    "another exception": (variant("loader", ("    raise LoadError(", "    raise RuntimeError(")), "LoadError names"),
+    "only the last file": (
+        variant("loader", ("for name, reason in failed))", "for name, reason in failed[-1:]))")),
+        "LoadError names",
+    ),
+    "without names": (variant("loader", ('f"{name}: {reason}"', "reason")), "LoadError names"),
+    "none of none": (
+        variant(
+            "loader", ("    raise LoadError(", "    if not failed:\n        return None, []\n    raise LoadError(")
+        ),
+        "LoadError names",
+    ),
+    "exceptions in the list": (
+        variant("loader", (_FAILED, 'failed.append((form["file"], error))')),
+        "reasons are texts",
+    ),
+    "lists in the list": (
+        variant("loader", (_FAILED, _FAILED.replace("append((", "append([").replace('}"))', '}"])'))),
+        "reasons are texts",
+    ),
+    "interrupts are caught": (variant("loader", (_CATCH, "        except BaseException as error:\n")), "interrupt"),
+    "warnings get out": (variant("loader", (_QUIET, "            with torch.no_grad():\n")), "no warning gets out"),
+}
+_FIRST = "the first form of the manifest that works is returned"
+_GOES_ON = "a file that can't be loaded doesn't stop the search"
+_OTHER = "a form that answers otherwise is passed over"
+_NAMED = "if none works LoadError names each file and its reason"
+PROMISES_LOADER = [
+    (
+        "The forms are tried in the order of the manifest, whatever names their files have.",
+        _FIRST,
+        "in the order of the names",
+    ),
+    ("The first that works is returned", "returns a model and a list", "the model alone"),
+    (
+        "with a list of pairs of file name and reason, one for each form that was tried before",
+        "the reasons are texts",
+        "lists in the list",
+    ),
+    ("and what failed before it: (file name, reason).", "the reasons are texts", "exceptions in the list"),
+    ("has the shape and dtype of the sample's output", _OTHER, "shapes aren't compared"),
+    (
+        "differs from it nowhere by more than `tolerance`",
+        "differences are held against tolerance",
+        "relative differences",
+    ),
+    ("NaN differs from every number.", _OTHER, "NaN passes"),
+    (
+        "A file that is damaged, missing, from the future or of an unknown format does not stop the search.",
+        _GOES_ON,
+        "a missing file stops it",
+    ),
+    ("and is in evaluation mode", "the model is in evaluation mode", "TorchScript in its mode"),
+    ("dropout doesn't act", "the model is in evaluation mode", "TorchScript in its mode"),
+    ("For a state dict each key has to fit.", "each key of a state dict has to fit", "keys may be missing"),
+    (
+        "what their pickles ask for beyond tensors and plain containers is not done",
+        "state dict and sample run no code",
+        "pickles are run",
+    ),
+    ("State dict and sample are data", "state dict and sample run no code", "the sample is run"),
+    ("If none works, `LoadError` is raised and names each file with its reason.", _NAMED, "another exception"),
+    ("No form of a shipped model works.", _NAMED, "another exception"),
+    ("An interrupt goes on at once.", "an interrupt goes on at once", "interrupts are caught"),
+    ("No warning gets out", "no warning gets out", "warnings get out"),
+    (
+        "grad mode and warning filters stay as they were.",
+        "warning filters and grad mode stay",
+        "grad mode off for good",
+    ),
+    ("The first form of the model that loads and gives the recorded answer", _FIRST, "in the order of the names"),
+]
+CONTEXT_LOADER = [
+    "for folders as `ship` writes them",
+    "`build()` makes the architecture for a state dict.",
+    "A form works if it can be loaded",
+    "The model that is returned is callable with other batch sizes",
+    "The other two forms are programs, and trusted.",
+]
+
+
+class TestChecks(CheckProtocol):
+    TOPIC = "15-05"
+    ANSWERS, STUBS = ANSWERS, STUBS
+    CHECKS: ClassVar = {
+        "counterexamples": check.counterexamples,
+        "Scriptable": check.scriptable,
+        "export_batches": check.export_batches,
+        "CondEnhance": check.cond_enhance,
+        "load_shipped": check.load_shipped,
+    }
+    RIGHT: ClassVar = {
+        "counterexamples": [searched, large],
+        "Scriptable": [ScriptableByHelper, ScriptableFromReport],
+        "export_batches": [batches_by_hand, batches_strict_shapes],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere],
+        "load_shipped": [loads_by_cases, loads_recursively, loads_frozen],
+    }
+    WRONG: ClassVar = {
+        "counterexamples": WRONG_FIVE,
+        "Scriptable": WRONG_SCRIPTABLE,
+        "export_batches": WRONG_BATCHES,
+        "CondEnhance": WRONG_COND,
+        "load_shipped": WRONG_LOADER,
+    }
+    PROMISES: ClassVar = {
+        "counterexamples": PROMISES_FIVE,
+        "Scriptable": PROMISES_SCRIPTABLE,
+        "export_batches": PROMISES_BATCHES,
+        "CondEnhance": PROMISES_COND,
+        "load_shipped": PROMISES_LOADER,
+    }
+    CONTEXT: ClassVar = {
+        "counterexamples": CONTEXT_FIVE,
+        "Scriptable": CONTEXT_SCRIPTABLE,
+        "export_batches": CONTEXT_BATCHES,
+        "CondEnhance": CONTEXT_COND,
+        "load_shipped": CONTEXT_LOADER,
+    }
+
+    def hold_stand_in(self, name, stand_in):
+        if name in ("export_batches", "load_shipped"):
+            result = self.CHECKS[name].run(stand_in)
+            assert result.status == "passed", str(result)
+        elif name == "CondEnhance":
+            derived = type("Derived", (Enhance,), {"forward": stand_in.forward})  # the check asks for the base
+            result = self.CHECKS[name].run(derived)
+            assert result.status == "passed", str(result)
+
+
+def test_the_five_are_those_of_the_notebook():
+    generator = torch.Generator().manual_seed(1)
+    for name, model in GIVEN["five_models"].items():
+        ours, trace, theirs = check._FIVE[name](), check._traces()[name], GIVEN["five_traces"][name]
+        for n in (1, 5, 16, 64):
+            x = torch.randn(n, 4, generator=generator)
+            assert torch.equal(model(x), ours(x))
+            assert torch.equal(trace(x), theirs(x))
+        assert inspect.getsource(type(model).forward) == inspect.getsource(check._FIVE[name].forward)
+
+
+def test_the_report_is_that_of_the_notebook():
+    torch.manual_seed(0)
+    ours, theirs = check._Report(["a", "b"], 0.3), GIVEN["Report"](["a", "b"], 0.3)
+    theirs.load_state_dict(ours.state_dict())
+    for rows in (0, 1, 6):
+        x, mask = torch.randn(rows, 4), torch.rand(rows, 2) < 0.5
+        for args, kwargs in (((x,), {}), ((x, mask), {"scale": -2.0})):
+            assert str(ours(*args, **kwargs)) == str(theirs(*args, **kwargs))
+
+
+def test_the_oracle_is_enhance():
+    model = Enhance(nn.Identity())
+    for dtype in (torch.float32, torch.float64):
+        for x in check._scans(dtype, 3).values():
+            before = int(model.dark)
+            image, dark = check._enhanced(x)
+            assert torch.allclose(model(x), image, rtol=0, atol=0, equal_nan=True)
+            assert int(model.dark) - before == dark
