@@ -47,18 +47,23 @@ _INDEXING |= {"aten::_unsafe_index": 1, "aten::index_fill_": 2}
 # which side a tensor is on: an attribute of its storage, so that views agree
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The storage in the CPU's memory, or None: fake, meta and sparse tensors are not ours."""
+def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The storage, wherever it is, or None: fake and sparse tensors have none."""
     if isinstance(tensor, FakeTensor):
         return None
     with torch._C.DisableTorchFunction():
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = torch._C._functorch.get_unwrapped(tensor)
         try:
-            storage = _BASE.untyped_storage(tensor)
+            return _BASE.untyped_storage(tensor)
         except (NotImplementedError, RuntimeError):
             return None
-    return storage if storage.device.type == "cpu" else None
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The storage in the CPU's memory, or None: fake, meta and sparse tensors are not ours."""
+    storage = _memory(tensor)
+    return storage if storage is not None and storage.device.type == "cpu" else None
 
 
 def _fake_mode() -> bool:
@@ -66,8 +71,12 @@ def _fake_mode() -> bool:
 
 
 def _side(tensor: Tensor) -> str:
-    storage = _storage(tensor)
-    return _UNKNOWN if storage is None else getattr(storage, "pretended", _HOST)
+    storage = _memory(tensor)
+    if storage is None:
+        return _UNKNOWN
+    # asked for each tensor of each operation, so the usual answer comes first
+    side = getattr(storage, "pretended", None)
+    return side or (_HOST if storage.device.type == "cpu" else _UNKNOWN)
 
 
 def _put(tensor: Tensor, side: str) -> None:
@@ -262,12 +271,14 @@ def _refuse_generator(generator: Any, side: str | None, message: str) -> None:
 # every operation
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Any) -> list[Tensor]:
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
 def _is_one_of(tensor: Tensor, others: list[Tensor]) -> bool:
@@ -281,18 +292,32 @@ class _Facts(NamedTuple):
     written: tuple[int, ...]  # positions of the arguments that it writes into
     written_names: tuple[str, ...]
     generator: bool
+    aliases: bool  # all that it returns shares memory with its arguments
+    alike: bool  # no rule of its own: its tensors are on one side
 
 
-@functools.cache
+_known: dict[int, tuple[Any, _Facts]] = {}  # by identity: an operation's own hash is slow; kept, so no id comes again
+
+
 def _facts(function: Any) -> _Facts:
+    if id(function) not in _known:
+        _known[id(function)] = function, _read_facts(function)
+    return _known[id(function)][1]
+
+
+def _read_facts(function: Any) -> _Facts:
     schema = getattr(function, "_schema", None)  # higher-order operators have none
+    name = schema.name if schema else ""
     arguments = schema.arguments if schema else ()
     written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    generator = any(a.name == "generator" for a in arguments)
     return _Facts(
-        schema.name if schema else "",
+        name,
         tuple(written),
         tuple(arguments[i].name for i in written),
-        any(a.name == "generator" for a in arguments),
+        generator,
+        bool(schema) and all(r.alias_info is not None for r in schema.returns),
+        not (generator or name in _MIXED or name in _INDEXING or name.startswith("c10d::")),
     )
 
 
@@ -301,18 +326,27 @@ class _Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation pays for a wrapper that keeps torch.compile out
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if _fake_mode() or any(issubclass(kind, FakeTensor) for kind in types):
+        if _fake_mode() or (types and any(issubclass(kind, FakeTensor) for kind in types)):
             return function(*args, **kwargs)  # fake tensors stay on the CPU
-        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+        if types and any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # what such a tensor is made of comes by later
         facts = _facts(function)
+        if facts.alike and "device" not in kwargs:
+            tensors = _tensors(args) + _tensors(kwargs.values()) if kwargs else _tensors(args)
+            sides = {_side(tensor) for tensor in tensors}
+            if len(sides) == 1:  # as nearly always
+                return self._agreed(function, facts, args, kwargs, sides.pop(), tensors)
         index = _INDEXING.get(facts.name, len(args))  # position
-        indices = list(_tensors(args[index : index + 1]))
+        indices = _tensors(args[index : index + 1])
         read = [*_tensors(args[:index]), *_tensors(args[index + 1 :]), *_tensors(kwargs.values())]
         written = [args[i] for i in facts.written if i < len(args)]
-        written = list(_tensors([*written, *(kwargs[name] for name in facts.written_names if name in kwargs)]))
+        written = _tensors([*written, *(kwargs[name] for name in facts.written_names if name in kwargs)])
         side = self._side_of_result(function, facts.name, read, written)
         if side == _HOST and any(_side(index) == _ACCELERATOR for index in indices):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
@@ -333,6 +367,15 @@ class _Watch(TorchDispatchMode):
         if side != _UNKNOWN:
             for tensor in written:
                 if _side(tensor) == _UNKNOWN:
+                    _put(tensor, side)
+        return result
+
+    def _agreed(self, function: Any, facts: _Facts, args: tuple, kwargs: dict, side: str, tensors: list[Tensor]) -> Any:
+        """Run an operation whose tensors are on one side."""
+        result = function(*args, **kwargs)
+        if side != _HOST and not facts.aliases:
+            for tensor in _tensors(result if isinstance(result, (list, tuple)) else (result,)):
+                if not _is_one_of(tensor, tensors):
                     _put(tensor, side)
         return result
 
