@@ -36,7 +36,7 @@ from shared.data.arrays import SPLITS, DataError
 from shared.data.decoding import read_split
 from shared.data.facts import ALL, CIFAR10, FASHION_MNIST
 from shared.data.fetching import data_root
-from shared.data.finding import data_mode, interactive
+from shared.data.finding import interactive, parse_mode
 from shared.data.samples import read_sample, sample_paths
 
 BOTH = pytest.mark.parametrize("spec", ALL.values(), ids=list(ALL))
@@ -272,11 +272,9 @@ def test_a_misspelt_choice_is_an_error_that_names_the_three(monkeypatch, value):
         load_cifar10()
 
 
-@pytest.mark.parametrize(("value", "mode"), [("", "auto"), (" Sample ", "sample"), ("FULL", "full"), (None, "auto")])
-def test_case_and_blanks_do_not_matter(monkeypatch, value, mode):
-    if value is not None:
-        monkeypatch.setenv("COURSE_DATA", value)
-    assert data_mode() == mode
+@pytest.mark.parametrize(("value", "mode"), [("", "auto"), (" Sample ", "sample"), ("FULL", "full"), (" AUTO", "auto")])
+def test_case_and_blanks_do_not_matter(value, mode):
+    assert parse_mode(value) == mode
 
 
 def test_sample_uses_no_network_and_writes_nothing(tmp_path, monkeypatch, capsys, person):
@@ -360,11 +358,8 @@ def test_loading_starts_no_program(tmp_path, monkeypatch, person, mode):
 def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_path, capsys, person, monkeypatch):
     spec, splits = tiny_fashion(tmp_path)
     with serving(gz_files(splits)) as server:
-        join = fetching.threading.Thread.join
 
-        def interrupted(thread, timeout):
-            if timeout == 1:
-                return join(thread, 10)
+        def interrupted(outcome, timeout):
             deadline = time.monotonic() + 10
             while not server.requests and time.monotonic() < deadline:  # it is asked in another thread
                 time.sleep(0.01)
@@ -372,7 +367,7 @@ def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_pat
 
         spec = replace(spec, addresses=(server.url,))
         with monkeypatch.context() as patch:
-            patch.setattr(fetching.threading.Thread, "join", interrupted)
+            patch.setattr(fetching.Future, "result", interrupted)
             found = load(spec, "train", root=tmp_path / "root")
         assert (found.source, len(found)) == ("sample", 20)
         line = capsys.readouterr().out.splitlines()[-1]
@@ -517,7 +512,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys, perso
     with serving(gz_files(splits)) as server:
         spec = replace(spec, addresses=(server.url,))
         if mode == "full":
-            with pytest.raises(DataError, match=r"cannot write to .* Set COURSE_DATA_DIR"):
+            with pytest.raises(DataError, match=r"cannot write to .* Name a folder that can be"):
                 load(spec, "train", root=tmp_path / "root")
         else:
             assert load(spec, "train", root=tmp_path / "root").source == "sample"

@@ -127,8 +127,8 @@ def test_a_good_gz_stands_in_for_a_damaged_idx_file(tmp_path):
     [
         (b"", "not an IDX file"),
         (b"<!DOCTYPE html><html>login</html>", "not an IDX file"),
-        (struct.pack(">IIII", 0x0803, 40, 28, 27) + bytes(40 * 28 * 27), "bytes, expected"),
-        (struct.pack(">IIII", 0x0803, 40, 28, 28) + bytes(40 * 28 * 28 + 1), "bytes, expected"),
+        (struct.pack(">IIII", 0x0803, 40, 28, 27) + bytes(40 * 28 * 27), r"holds uint8 \(40, 28, 27\), expected"),
+        (struct.pack(">IIII", 0x0803, 40, 28, 28) + bytes(40 * 28 * 28 + 1), "cannot reshape array"),
         (bytes(50_000_000), "more than the .* bytes expected"),
     ],
     ids=["empty", "web page", "other shape", "too long", "far too long"],

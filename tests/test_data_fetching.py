@@ -374,16 +374,21 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, step):
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):
     spec, splits = tiny_fashion(tmp_path)
     root = tmp_path / "root"
-    write_files(root / f".incoming-{spec.key}-abc" / "new", {"half": b"x"})
+    write_files(root / f".incoming-{spec.key}" / "new", {"half": b"x"})
     fetch(spec, root, mirror=str(write_files(tmp_path / "stick", idx_files(splits))))
     assert_no_litter(root)
     assert_whole(spec, root, splits)
 
 
+@pytest.mark.parametrize("named", ["COURSE_DATA_DIR", "--root"])
 @pytest.mark.parametrize("how", ["a file is in its place", "no permission"])
-def test_a_folder_that_cannot_be_written_to_is_said_to_be_one(tmp_path, monkeypatch, how):
+def test_a_folder_that_cannot_be_written_to_is_said_to_be_one(tmp_path, monkeypatch, how, named):
     spec, splits = tiny_fashion(tmp_path)
     root = tmp_path / "root"
+    remedy = "Name a folder"
+    if named == "COURSE_DATA_DIR":
+        monkeypatch.setenv("COURSE_DATA_DIR", str(root))
+        remedy = "Set COURSE_DATA_DIR to a folder"
     if how == "a file is in its place":
         root.write_text("not a folder")
     else:
@@ -393,7 +398,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_to_be_one(tmp_path, monkeypa
 
         monkeypatch.setattr(fetching.FileLock, "acquire", denied)
     with serving(gz_files(splits)) as server:
-        with pytest.raises(DataError, match=r"cannot write to .*root \(.*\)\. Set COURSE_DATA_DIR"):
+        with pytest.raises(DataError, match=rf"cannot write to .*root \(.*\)\. {remedy} that can be"):
             fetch(replace(spec, addresses=(server.url,)), root)
         assert server.requests == []  # before anything is downloaded
 
