@@ -82,11 +82,11 @@ def test_the_files_of_an_address_are_kept_as_checked_arrays(tmp_path, known):
     root, said = tmp_path / "root", []
     with serving(files) as server:
         spec = replace(spec, addresses=(server.url,))
-        assert fetch(spec, root, say=said.append, advice="Or not.") == server.url
+        assert fetch(spec, root, say=said.append) == server.url
         assert len(server.requests) == 4
         assert fetch(spec, root, say=said.append) is None
         assert len(server.requests) == 4
-    assert said == [f"FashionMNIST: fetching the full set, at most 1 MB, from {server.url}. Or not."]
+    assert said == [f"FashionMNIST: fetching the full set, at most 1 MB, from {server.url}."]
     assert store(spec, root) == npy_files(splits)
     assert_no_litter(root)
 

@@ -19,15 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from shared.data.arrays import DamagedFile, Split, blaming, check, npy_array, reason
+from shared.data.arrays import SPLITS, DamagedFile, Split, blaming, check, npy_array, reason
 from shared.data.facts import CIFAR_PACKAGE, CIFAR_TAR, Facts
-
-IDX_NAMES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
-BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
-PACKAGE_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt as in the package
 
 Contents = list[tuple[Path, bytes]]  # the files of one split: where each lies (its archive), and its bytes
 
@@ -50,7 +43,7 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
     damaged = None
     part = facts.full[split]
     limit = 1_000_000 + 2 * int(np.prod(facts.image_shape)) * sum(part.count for part in facts.full.values())
-    for layout in layouts(facts):
+    for layout in LAYOUTS[facts.key]:
         place = folder / layout.below
         if place.name in (CIFAR_TAR, CIFAR_PACKAGE) and not archives:
             continue
@@ -65,23 +58,6 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
         except DamagedFile as error:
             damaged = damaged or error
     raise damaged or FileNotFoundError(f"{facts.name} {split} in {folder}")
-
-
-def layouts(facts: Facts) -> list[Layout]:
-    """How the set may be kept: as the course does, as torchvision does, as it is published; best first."""
-    npy = {split: (f"{split}_images.npy", f"{split}_labels.npy") for split in facts.full}
-    found = [Layout(store_name(facts), npy, _npy)]
-    if facts.key == "fashion_mnist":
-        gz = {split: tuple(f"{name}.gz" for name in names) for split, names in IDX_NAMES.items()}
-        return found + [Layout(b, names, _idx) for b in (f"{facts.name}/raw", "") for names in (IDX_NAMES, gz)]
-    pictures = {s: (*(f"{name}.png" for name in BATCHES[s]), PACKAGE_LABELS[s]) for s in BATCHES}
-    found += [Layout(below, BATCHES, _batches) for below in ("cifar-10-batches-py", CIFAR_TAR)]
-    return [*found, Layout(CIFAR_PACKAGE, pictures, _pictures)]
-
-
-def store_name(facts: Facts) -> str:
-    """The folder in which the course keeps the set."""
-    return f"{facts.name.lower()}-npy"
 
 
 # reading ------------------------------------------------------------------------------------------------------------
@@ -195,10 +171,33 @@ class _BatchUnpickler(pickle.Unpickler):
     """An unpickler that can call nothing but the stand-in above."""
 
     def find_class(self, module: str, name: str) -> type:
-        if (module, name) in (
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        ):
+        if f"{module}.{name}" in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
             return _Recorded
         raise pickle.UnpicklingError(f"asks for {module}.{name}, which no CIFAR-10 batch needs")
+
+
+# how the sets may be kept -------------------------------------------------------------------------------------------
+
+_NPY = {split: (f"{split}_images.npy", f"{split}_labels.npy") for split in SPLITS}
+_IDX = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_IDX_GZ = {split: tuple(f"{name}.gz" for name in names) for split, names in _IDX.items()}
+BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+PACKAGE_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt as in the package
+_PICTURES = {split: (*(f"{name}.png" for name in BATCHES[split]), PACKAGE_LABELS[split]) for split in SPLITS}
+
+# as the course does, as torchvision does, as they are published: best first
+LAYOUTS = {
+    "fashion_mnist": [
+        Layout("fashionmnist-npy", _NPY, _npy),
+        *(Layout(below, names, _idx) for below in ("FashionMNIST/raw", "") for names in (_IDX, _IDX_GZ)),
+    ],
+    "cifar10": [
+        Layout("cifar-10-npy", _NPY, _npy),
+        Layout("cifar-10-batches-py", BATCHES, _batches),
+        Layout(CIFAR_TAR, BATCHES, _batches),
+        Layout(CIFAR_PACKAGE, _PICTURES, _pictures),
+    ],
+}

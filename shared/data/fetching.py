@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split, reason
-from shared.data.decoding import read_split, store_name
+from shared.data.decoding import LAYOUTS, read_split
 from shared.data.facts import CIFAR_PACKAGE, CIFAR_TAR, DATASETS, Facts
 
 STALL = 8  # seconds without a byte, connecting included, after which an address is given up
@@ -70,24 +70,21 @@ def fetch(
     mirror: str | None = None,
     programs: bool = False,
     seconds: float = 2 * 3600,
-    advice: str = "",
     say: Callable[[str], None] = print,
 ) -> str | None:
     """Make sure that the full set is in `root`. Processes that do this at once wait for the first one.
 
     Args:
-        mirror: a URL or folder to try first; default COURSE_DATA_MIRROR.
-        programs: whether npm's client may be started.
+        mirror, programs: as for `sources`.
         seconds: how long it may take in all.
-        advice: told with the size of a download.
-        say: is told in one line what is going to be fetched and from where.
+        say: is told in one line what is going to be downloaded and from where.
 
     Returns:
         where it came from, or None if it was there.
 
     Raises:
         DataError: no source delivered, each is listed with its reason; or `root` cannot be written to.
-        ValueError: `mirror` is a URL of an unsupported kind.
+        ValueError: as `sources`.
     """
     end, failures = time.monotonic() + seconds, {}
     candidates = sources(facts, root, mirror=mirror, programs=programs)
@@ -99,8 +96,7 @@ def fetch(
                 return None
             for source in candidates:
                 if not Path(source).is_dir():
-                    size = f"at most {facts.size / 1e6:.0f} MB"
-                    say(f"{facts.name}: fetching the full set, {size}, from {source}. {advice}".strip())
+                    say(f"{facts.name}: fetching the full set, at most {facts.size / 1e6:.0f} MB, from {source}.")
                 left = max(1.0, end - time.monotonic())
                 try:
                     _fetch_from(source, facts, root, left)
@@ -131,7 +127,7 @@ def _read_both(facts: Facts, folder: Path, *, archives: bool = False) -> dict[st
 
 def _fetch_from(source: str, facts: Facts, root: Path, seconds: float) -> None:
     """Bring the set from one source to its place in `root`, in one step; a damaged one is kept beside it, renamed."""
-    incoming, place = root / f".incoming-{facts.key}", root / store_name(facts)
+    incoming, place = root / f".incoming-{facts.key}", root / LAYOUTS[facts.key][0].below
     shutil.rmtree(incoming, ignore_errors=True)  # left by a process that was killed
     new = incoming / "new"
     new.mkdir(parents=True)

@@ -79,8 +79,8 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
     return read_sample(facts, split), "sample"
 
 
-def _fetch(facts: Facts, folder: Path, **options: Any) -> None:
-    if source := fetch(facts, folder, say=_say, **options):
+def _fetch(facts: Facts, folder: Path, advice: str = "", **options: float) -> None:
+    if source := fetch(facts, folder, say=lambda offer: _say(f"{offer} {advice}".strip()), **options):
         _say(f"{facts.name}: full set fetched into {folder} and verified (from {source})")
 
 

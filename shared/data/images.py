@@ -1,10 +1,7 @@
 """What the notebooks get: a data set in memory, as items or as tensors.
 
-`images` says how many a topic uses. As many as the sample has are always taken from it, so that they are the same for
-everybody and nothing is fetched. For more, or without a number, COURSE_DATA decides: `sample` (no network, nothing
-written), `full` (downloaded if need be, an error if that is impossible) or `auto` (the default: the full set if it is
-on disk; else, where a person is waiting, an attempt to download it, announced with its size and how to decline; else
-the sample). No program is started for it; only `make data` does that.
+As many images as the sample has are always taken from it, so that they are the same for everybody and nothing is
+fetched. For more COURSE_DATA decides, as datasets/README.md says.
 """
 
 import operator
