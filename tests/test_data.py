@@ -18,6 +18,7 @@ from tiny_data import (
     CIFAR_FOLDER,
     IDX_GZ,
     batch_files,
+    clear_environment,
     closed_port_url,
     flip_bit,
     gz_files,
@@ -46,10 +47,7 @@ LOADERS = {"fashion_mnist": load_fashion_mnist, "cifar10": load_cifar10}
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch):
-    for name in ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    clear_environment(monkeypatch)
     monkeypatch.setattr(finding, "_told", set())
     monkeypatch.setattr(finding, "_shell", lambda: None)
     monkeypatch.setattr(text, "WIDTH", 1000)  # the folders of tests have long names

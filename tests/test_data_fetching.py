@@ -22,6 +22,7 @@ from tiny_data import (
     batch_files,
     cifar_package,
     cifar_tar,
+    clear_environment,
     closed_port_url,
     flip_bit,
     gz_files,
@@ -43,15 +44,8 @@ from shared.data.fetching import fetch, recent_failure, sources
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch):
-    for name in ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
-@pytest.fixture(autouse=True)
-def _haste(monkeypatch):
+def _own_environment_and_haste(monkeypatch):
+    clear_environment(monkeypatch)
     monkeypatch.setattr(fetching, "STALL", 1)
     monkeypatch.setattr(fetching.time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.01)))
 
