@@ -265,6 +265,22 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
     assert read_members(path, ["wanted"], limit=4_000_000) == {"wanted": b"x"}
 
 
+def test_a_sparse_member_of_any_size_is_no_file(tmp_path):
+    """A header of a few bytes may claim to be terabytes of zeros."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("folder/wanted")
+        sparse = {"major": "1", "minor": "0", "realsize": str(10**13), "name": "folder/wanted"}
+        member.pax_headers = {f"GNU.sparse.{key}": value for key, value in sparse.items()}
+        member.size = 512
+        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
+    path = write_files(tmp_path, {"x.tgz": buffer.getvalue()}) / "x.tgz"
+    with tarfile.open(path) as tar:
+        assert [member.size for member in tar] == [10**13]
+    with pytest.raises(DamagedFile, match="lacks wanted"):
+        read_members(path, ["wanted"], limit=1_000_000)
+
+
 def test_links_and_foreign_paths_in_an_archive_do_nothing(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

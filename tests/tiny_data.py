@@ -219,9 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests print nothing."""
 
 
-def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None) -> None:
+def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None, *, said: bool = True) -> None:
     handler.send_response(200)
-    handler.send_header("Content-Length", str(len(data) if length is None else length))
+    if said:
+        handler.send_header("Content-Length", str(len(data) if length is None else length))
     handler.end_headers()
     handler.wfile.write(data)
 

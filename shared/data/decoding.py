@@ -52,12 +52,20 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
                 if not (contents := _contents(place, layout.names[split], limit)):
                     continue
                 images, labels = layout.decode(facts, contents)
-                check(images, (part.count, *facts.image_shape), part.images, contents[0][0])
+                check(images, (part.count, *facts.image_shape), part.images, _first_wrong(facts, contents))
                 check(labels, (part.count,), part.labels, contents[-1][0])
                 return Split(images, labels)
         except DamagedFile as error:
             damaged = damaged or error
     raise damaged or FileNotFoundError(f"{facts.name} {split} in {folder}")
+
+
+def _first_wrong(facts: Facts, contents: Contents) -> Path:
+    """The file to blame for wrong images: of several batches the first whose MD5 is not the published one."""
+    for path, data in contents:
+        if facts.batch_md5.get(path.name) not in (None, hashlib.md5(data, usedforsecurity=False).hexdigest()):
+            return path
+    return contents[0][0]
 
 
 # reading ------------------------------------------------------------------------------------------------------------
@@ -135,12 +143,7 @@ def _pictures(facts: Facts, contents: Contents) -> Split:
 
 def _batches(facts: Facts, contents: Contents) -> Split:
     """CIFAR-10 as its authors publish it, in Python 2 pickles."""
-    batches = []
-    for path, data in contents:
-        batches.append(decode_batch(data, path))
-        known = facts.batch_md5.get(path.name)  # none in an archive: there all have its path
-        if known not in (None, hashlib.md5(data, usedforsecurity=False).hexdigest()):
-            raise DamagedFile(path, "its MD5 is not that of the published file")
+    batches = [decode_batch(data, path) for path, data in contents]
     return Split(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
 
