@@ -90,18 +90,17 @@ def locked(path: Path, limit: float) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.set_inheritable(descriptor, True)
-    deadline, told = time.monotonic() + limit, False
+    deadline = time.monotonic() + limit
     try:
-        while not _try_lock(descriptor):
-            if not told:
-                say("Another process is setting the environment up; waiting for it to finish.")
-                told = True
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
-                    "(look for `pip install` among the processes), then call this again."
-                )
-            time.sleep(0.2)
+        if not _try_lock(descriptor):
+            say("Another process is setting the environment up; waiting for it to finish.")
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
+                        "(look for `pip install` among the processes), then call this again."
+                    )
+                time.sleep(0.2)
         yield
     finally:
         os.close(descriptor)  # drops the lock
@@ -239,7 +238,7 @@ class Environment:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
         free = shutil.disk_usage(self.folder).free / 1e9
         say(
-            "Installing what the course needs. A new environment takes about 3 GB to download, 1 to 2 minutes on a "
+            "Installing what the course needs. A new environment takes about 3 GB to download, 2 to 4 minutes on a "
             f"fast line, and 6.3 GB of disk with the CUDA build; {free:.0f} GB are free."
         )
         if self.index:
