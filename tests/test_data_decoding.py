@@ -95,10 +95,13 @@ def test_archives_of_cifar_give_the_same_arrays(tmp_path, name, archive):
     assert sorted(p.name for p in folder.iterdir()) == [name]  # nothing was unpacked to disk
 
 
-def test_a_folder_without_the_set_holds_none(tmp_path):
-    spec, _ = tiny_cifar(tmp_path)
-    with pytest.raises(FileNotFoundError, match="CIFAR-10 test in "):
-        read_split(spec, tmp_path, "test", archives=True)
+@pytest.mark.parametrize("make", [tiny_fashion, tiny_cifar])
+def test_a_folder_without_the_set_holds_none_nor_does_a_file(tmp_path, make):
+    spec, _ = make(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match=f"{spec.name} test in "):
+            read_split(spec, place, "test", archives=True)
 
 
 @DAMAGE

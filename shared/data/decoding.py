@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from shared.data.arrays import SPLITS, DamagedFile, Split, blaming, check, npy_array, reason
-from shared.data.facts import CIFAR_PACKAGE, CIFAR_TAR, Facts
+from shared.data.facts import ARCHIVES, CIFAR_PACKAGE, CIFAR_TAR, Facts
 
 Contents = list[tuple[Path, bytes]]  # the files of one split: where each lies (its archive), and its bytes
 
@@ -45,7 +45,7 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
     limit = 1_000_000 + 2 * int(np.prod(facts.image_shape)) * sum(part.count for part in facts.full.values())
     for layout in LAYOUTS[facts.key]:
         place = folder / layout.below
-        if place.name in (CIFAR_TAR, CIFAR_PACKAGE) and not archives:
+        if place.name in ARCHIVES and not archives:
             continue
         try:
             with blaming(place):
@@ -73,7 +73,7 @@ def _first_wrong(facts: Facts, contents: Contents) -> Path:
 
 def _contents(place: Path, names: tuple[str, ...], limit: int) -> Contents:
     """The files `names` of a folder or an archive; none if they are not all in the folder."""
-    if place.is_file():
+    if place.name in ARCHIVES and place.is_file():
         found = read_members(place, names, limit=limit)
         return [(place, found[name]) for name in names]
     paths = [place / name for name in names]

