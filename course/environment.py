@@ -166,14 +166,11 @@ class Environment:
 
     def digest(self) -> str:
         """A hash of everything that decides what is installed."""
-        digest = hashlib.sha256()
-        names = sorted([*self.root.glob("requirements*.txt"), *self.root.glob("constraints.txt")])
-        for path in [*names, self.root / "pyproject.toml"]:
-            if path.is_file():
-                content = path.read_bytes().replace(b"\r\n", b"\n")
-                digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-        digest.update(f"{read_json(self.marker).get('python', '')}\0{self.index}".encode())
-        return digest.hexdigest()
+        names = sorted(path.name for path in self.root.glob("requirements*.txt"))
+        paths = [self.root / name for name in (*names, "constraints.txt", "pyproject.toml")]
+        texts = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+        decides = [texts, read_json(self.marker).get("python"), self.index]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def ready(self) -> bool:
         """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for."""
