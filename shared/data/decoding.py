@@ -63,7 +63,8 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
 def _first_wrong(facts: Facts, contents: Contents) -> Path:
     """The file to blame for wrong images: of several batches the first whose MD5 is not the published one."""
     for path, data in contents:
-        if facts.batch_md5.get(path.name) not in (None, hashlib.md5(data, usedforsecurity=False).hexdigest()):
+        known = facts.batch_md5.get(path.name)
+        if known and known != hashlib.md5(data, usedforsecurity=False).hexdigest():
             return path
     return contents[0][0]
 
