@@ -7,13 +7,12 @@ wrong usage).
 
 import argparse
 import sys
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shared.data.arrays import SPLITS, DamagedFile, DataError, Split
+from shared.data.arrays import SPLITS, DamagedFile, DataError
 from shared.data.decoding import read_split
 from shared.data.facts import ALL
 from shared.data.fetching import data_root, fetch, sources
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Fetch what was asked for, then show what is here. Returns the exit status."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     root = data_root(args.root)
     try:
         offers = {key: sources(facts, root, mirror=args.mirror, programs=True) for key, facts in ALL.items()}
@@ -51,33 +50,28 @@ def main(args: argparse.Namespace) -> int:
             print(error, file=sys.stderr, flush=True)
             status = 1
 
-    table = Table(title=f"Full sets: {escape(str(root))}", title_justify="left")
-    for column in ("data set", "split", "bundled sample", "full set"):
-        table.add_column(column)
-    missing = []
+    table = Table(
+        "data set", "split", "bundled sample", "full set", title=f"Full sets: {escape(str(root))}", title_justify="left"
+    )
+    missing = {}
     for facts in ALL.values():
         for split in SPLITS:
-            sample, _, sample_damaged = _status(lambda facts=facts, split=split: read_sample(facts, split))
-            full, here, full_damaged = _status(lambda facts=facts, split=split: read_split(facts, root, split))
-            status = 1 if sample_damaged or full_damaged else status
-            missing += [] if here or facts in missing else [facts]
-            table.add_row(facts.name, split, sample, full)
+            cells = [facts.name, split]
+            for read, *folder in ((read_sample,), (read_split, root)):
+                try:
+                    cells.append(f"{len(read(facts, *folder, split).images):,} images, verified")
+                except FileNotFoundError:
+                    cells.append("not here")
+                    missing[facts.key] = facts.name
+                except DamagedFile as error:
+                    cells.append(f"[red]{escape(f'{error.path.name}: {error.reason}')}[/red]")
+                    status = 1
+            table.add_row(*cells)
     console.print(table)
-    for facts in missing:
-        console.print(f"{facts.name} would be fetched from, in this order:", highlight=False)
-        for source in offers[facts.key]:
-            console.print(f"  {source}", highlight=False, markup=False)
+    for key, name in missing.items():
+        console.print(f"{name} would be fetched from, in this order:")
+        for source in offers[key]:
+            console.print(f"  {source}", markup=False)
     if missing and not wanted:
-        names = " or ".join(facts.key for facts in missing)
-        console.print(f"To fetch: python -m course data --fetch all (or {names})", highlight=False)
+        console.print(f"To fetch: python -m course data --fetch all (or {' or '.join(missing)})")
     return status
-
-
-def _status(read: Callable[[], Split]) -> tuple[str, bool, bool]:
-    """What a cell of the table says, whether the split is here and whole, and whether it is damaged."""
-    try:
-        return f"{len(read().images):,} images, verified", True, False
-    except FileNotFoundError:
-        return "not here", False, False
-    except DamagedFile as error:
-        return f"[red]{escape(error.path.name)}: {escape(error.reason)}[/red]", False, True

@@ -6,8 +6,7 @@ pyproject.toml, the Python version, the index of torch); while it matches, nothi
 Files of ours:
 
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
-    .venv/course-stamp.json     what is installed; written last
-    .venv/course-unfinished     an installation began; removed with its end, so one that was interrupted leaves it
+    .venv/course-stamp.json     what is installed; removed first and written last, so an interrupted one leaves none
     .venv/course.lock           held (by the system, so never stale) while something is installed
 """
 
@@ -22,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -39,7 +38,7 @@ ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}}
 
 PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely causes:
 - The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror.
-- The disk is full: the CUDA build takes 5.8 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
+- The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
 
@@ -54,17 +53,13 @@ class SetupError(Exception):
     """The environment can't be made or used; the message says why and what to do."""
 
 
-def run(command: list[str], keep_open: int) -> int:
-    """Run a program whose output the user sees, and return its exit status. Ctrl-C reaches it, too: it may clean up.
-
-    `keep_open` is a file descriptor it inherits: the lock, held until the last of us has ended.
-    """
+def run(command: list[str]) -> int:
+    """Run a program whose output the user sees, and return its exit status. Ctrl-C reaches it, too: it may clean up."""
     # without what would make venv and pip look elsewhere
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
-    inherited = {"pass_fds": (keep_open,)} if os.name == "posix" else {}
     process = subprocess.Popen(
-        command, cwd=str(ROOT), env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
-        **inherited,
+        command, cwd=ROOT, env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+        close_fds=False,  # it inherits the lock, which is held until the last of us has ended
     )  # fmt: skip
     try:
         return process.wait(timeout=PIP_LIMIT)
@@ -75,45 +70,44 @@ def run(command: list[str], keep_open: int) -> int:
             process.wait(timeout=60)
         raise
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(timeout=60)
+        process.kill()  # which does nothing to one that has ended
+        process.wait(timeout=60)
 
 
 def probe(command: list[str], timeout: float = 30) -> subprocess.CompletedProcess[str]:
     """Run a short program and capture what it prints."""
     return subprocess.run(
-        command, cwd=str(ROOT), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         encoding="utf-8", errors="replace", timeout=timeout, check=False,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def locked(path: Path, limit: float) -> Iterator[int]:
-    """Hold the lock file at `path`; yields its descriptor. SetupError after `limit` seconds.
+def locked(path: Path, limit: float) -> Iterator[None]:
+    """Hold the lock file at `path`, for the programs started meanwhile, too. SetupError after `limit` seconds.
 
     The operating system holds the lock and drops it when its process ends however that happens, so it can't go stale.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    deadline, told = time.monotonic() + limit, False
+    os.set_inheritable(descriptor, True)
+    deadline = time.monotonic() + limit
     try:
-        while not _try_lock(descriptor):
-            if not told:
-                say("Another process is setting the environment up; waiting for it to finish.")
-                told = True
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
-                    "(look for `pip install` among the processes), then call this again."
-                )
-            time.sleep(0.2)
-        yield descriptor
+        if not _try_lock(descriptor):
+            say("Another process is setting the environment up; waiting for it to finish.")
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
+                        "(look for `pip install` among the processes), then call this again."
+                    )
+                time.sleep(0.2)
+        yield
     finally:
         os.close(descriptor)  # drops the lock
 
 
 def _try_lock(descriptor: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         if os.name == "nt":
             import msvcrt
 
@@ -122,9 +116,8 @@ def _try_lock(descriptor: int) -> bool:
             import fcntl
 
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 class Environment:
@@ -134,27 +127,17 @@ class Environment:
         root: the repository.
         index: address of the index for torch and torchvision; None means the one this .venv was made with, if any;
             "" means pip's usual one.
-        run, probe: how programs are run; tests put their own here.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        index: str | None = None,
-        run: Callable[[list[str], int], int] = run,
-        probe: Callable[..., subprocess.CompletedProcess[str]] = probe,
-    ) -> None:
+    def __init__(self, root: Path, index: str | None = None) -> None:
         self.root = root.resolve()
         self.folder = self.root / ".venv"
         self.python = self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
-        self.unfinished = self.folder / "course-unfinished"
         self.lock = self.folder / "course.lock"
-        self._run, self._probe = run, probe
-        recorded = read_json(self.marker if self.ours else self.stamp).get("index", "")
-        self.index_changed = index is not None and index != recorded
-        self.index = recorded if index is None else index
+        self.recorded_index = read_json(self.marker if self.ours else self.stamp).get("index", "")
+        self.index = self.recorded_index if index is None else index
 
     @property
     def ours(self) -> bool:
@@ -168,49 +151,43 @@ class Environment:
             return "the folder has been moved or copied"
         if not self.python.exists():
             return "its Python is gone" if (self.folder / "pyvenv.cfg").exists() else "there is none yet"
-        code = "import sys, importlib.util as u; print('%d.%d' % sys.version_info[:2], bool(u.find_spec('pip')))"
+        code = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
         try:
-            answer = self._probe([str(self.python), "-I", "-c", code]).stdout
+            said = probe([str(self.python), "-I", "-c", code]).stdout.strip() or "it says nothing"
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f"its Python doesn't start ({error})"
-        found = re.fullmatch(r"(\d+)\.(\d+) (True|False)", answer.strip())
-        if not found:
-            return f"its Python doesn't start ({(answer.strip().splitlines() or ['it says nothing'])[-1]})"
-        version = f"{found[1]}.{found[2]}"
-        if (int(found[1]), int(found[2])) < OLDEST_PYTHON:
-            return f"its Python is {version}, and the course needs 3.11 or newer"
-        if marker.get("python", version) != version:
-            return f"it was made for Python {marker['python']}, and that is {version} now"
-        return None if found[3] == "True" else "it has no pip"
+            said = str(error)
+        if not re.fullmatch(r"\d+\.\d+", said):
+            return f"its Python doesn't start or has no pip ({said.splitlines()[-1]})"
+        if tuple(map(int, said.split("."))) < OLDEST_PYTHON:
+            return f"its Python is {said}, and the course needs 3.11 or newer"
+        if marker.get("python", said) != said:
+            return f"it was made for Python {marker['python']}, and that is {said} now"
+        return None
 
     def digest(self) -> str:
         """A hash of everything that decides what is installed."""
-        digest = hashlib.sha256()
-        names = sorted([*self.root.glob("requirements*.txt"), *self.root.glob("constraints.txt")])
-        for path in [*names, self.root / "pyproject.toml"]:
-            if path.is_file():
-                content = path.read_bytes().replace(b"\r\n", b"\n")
-                digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-        digest.update(f"{read_json(self.marker).get('python', '')}\0{self.index}".encode())
-        return digest.hexdigest()
+        names = sorted(path.name for path in self.root.glob("requirements*.txt"))
+        paths = [self.root / name for name in (*names, "constraints.txt", "pyproject.toml")]
+        texts = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+        decides = [texts, read_json(self.marker).get("python"), self.index]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
-    def up_to_date(self) -> bool:
-        """Whether what the stamp says is what is asked for."""
-        return read_json(self.stamp).get("digest") == self.digest()
+    def ready(self) -> bool:
+        """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for."""
+        return self.broken() is None and read_json(self.stamp).get("digest") == self.digest()
 
     def ensure(self) -> Path:
         """Make or mend the environment if needed and return its Python. Raises SetupError."""
-        if self.broken() is None and self.up_to_date():
+        if self.ready():
             return self.python
         try:
             self.folder.mkdir(exist_ok=True)
-            with locked(self.lock, LOCK_LIMIT) as descriptor:
+            with locked(self.lock, LOCK_LIMIT):
                 # under the lock, so that nobody meets a folder that is being claimed
-                if not self.ours and set(self.folder.iterdir()) == {self.lock}:  # nothing that anybody could miss
+                if set(self.folder.iterdir()) == {self.lock}:  # nothing that anybody could miss
                     self._write_marker()
-                reason = self.broken()  # another process may have done all of it in the meantime
-                if reason is not None or not self.up_to_date():
-                    self._install(reason, descriptor)
+                if not self.ready():  # another process may have done all of it in the meantime
+                    self._install()
         except OSError as error:
             raise SetupError(
                 f"Can't write the environment {self.folder}: {error}\n"
@@ -245,53 +222,52 @@ class Environment:
         made_for = "{}.{}".format(*sys.version_info[:2])
         write_json(self.marker, {"root": str(self.root), "python": made_for, "index": self.index})
 
-    def _install(self, reason: str | None, descriptor: int) -> None:
-        if reason is None and self.index_changed and (self.ours or self.stamp.exists()):
+    def _install(self) -> None:
+        reason, stamped = self.broken(), self.stamp.exists()
+        if reason is None and stamped and self.index != self.recorded_index:
             reason = "torch is to come from another index"
-        if reason is None and self.ours and self.unfinished.exists():
+        if reason is None and self.ours and not stamped:
             reason = "an installation was interrupted, so packages may be half there"
         if reason is not None:
-            self._make(reason, descriptor)
+            self._make(reason)
         self.stamp.unlink(missing_ok=True)
         if not self.ours:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
         free = shutil.disk_usage(self.folder).free / 1e9
         say(
-            "Installing what the course needs. A new environment takes about 3 GB to download, 1 to 2 minutes on a "
-            f"fast line, and 5.8 GB of disk with the CUDA build; {free:.0f} GB are free."
+            "Installing what the course needs. A new environment takes about 3 GB to download, 2 to 4 minutes on a "
+            f"fast line, and 6.3 GB of disk with the CUDA build; {free:.0f} GB are free."
         )
-        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        constraints = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
-        self.unfinished.touch()
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
-            self._pip([*pip, "--no-deps", "--index-url", self.index, *constraints, *torch], descriptor)
-        self._pip([*pip, "-r", "requirements-dev.txt", *constraints], descriptor)
+            self._pip("--no-deps", "--index-url", self.index, *torch)
+        self._pip("-r", "requirements-dev.txt")
         # wheels from two indexes install well and break here
         code = "import torch, torchvision; from torchvision.ops import nms"
-        answer = self._probe([str(self.python), "-c", code], timeout=300)
+        answer = probe([str(self.python), "-c", code], timeout=300)
         if answer.returncode:
-            said = "\n".join(answer.stdout.strip().splitlines()[-8:])
-            raise SetupError(f"{said}\n\n{TORCH_ADVICE}")
-        self.unfinished.unlink()
+            raise SetupError("\n".join([*answer.stdout.strip().splitlines()[-8:], "", TORCH_ADVICE]))
         write_json(self.stamp, {"digest": self.digest(), "index": self.index})
 
-    def _make(self, reason: str, descriptor: int) -> None:
+    def _make(self, reason: str) -> None:
         """A fresh virtual environment in the folder, from the Python below the running one."""
         base = getattr(sys, "_base_executable", None) or sys.executable
         say(f"Making the environment {self.folder} with {base}: {reason}.")
         self.empty()
         self._write_marker()
-        if self._run([base, "-m", "venv", str(self.folder)], descriptor) or self.broken() is not None:
+        if run([base, "-m", "venv", str(self.folder)]) or self.broken() is not None:
             shutil.rmtree(self.python.parent, ignore_errors=True)  # so that the next call begins again
             raise SetupError(
                 f"`{base} -m venv` failed; what it said is above. On Debian and Ubuntu install the package "
                 "python3-venv (or python3.12-venv, the version that you use)."
             )
 
-    def _pip(self, command: list[str], descriptor: int) -> None:
-        if status := self._run(command, descriptor):
+    def _pip(self, *arguments: str) -> None:
+        """pip install, in the versions of constraints.txt if it is there."""
+        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+        pins = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
+        if status := run([*command, *pins]):
             raise SetupError(PIP_ADVICE.format(status=status))
 
 
@@ -300,12 +276,12 @@ class Environment:
 
 def requirements(root: Path) -> list[str]:
     """The lines of requirements.txt that name a distribution, without comments."""
-    lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    text = (root / "requirements.txt").read_text(encoding="utf-8")
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("-")]
 
 
-def unmet(root: Path, command: str, installed: Callable[[str], str] = metadata.version) -> list[str]:
+def unmet(root: Path, command: str) -> list[str]:
     """What of requirements.txt the running Python lacks for `command`, each as one line for the user."""
     try:
         from packaging.requirements import Requirement
@@ -317,12 +293,11 @@ def unmet(root: Path, command: str, installed: Callable[[str], str] = metadata.v
         if command not in ONLY_FOR.get(wanted.name, {command}) or (wanted.marker and not wanted.marker.evaluate()):
             continue
         try:
-            version = installed(wanted.name)
+            version = metadata.version(wanted.name)
+            if not wanted.specifier.contains(version, prereleases=True):
+                problems.append(f"{wanted.name} {version} is not supported ({line})")
         except metadata.PackageNotFoundError:
             problems.append(f"{wanted.name} is missing ({line})")
-            continue
-        if not wanted.specifier.contains(version, prereleases=True):
-            problems.append(f"{wanted.name} {version} is not supported ({line})")
     return problems
 
 
@@ -365,8 +340,6 @@ def hand_over(python: Path, arguments: list[str]) -> int:
     os.environ[ARRIVED] = "1"
     # programs that notebooks or tools start by name (ruff, ninja) come from the environment, too
     os.environ["PATH"] = str(python.parent) + os.pathsep + os.environ.get("PATH", "")
-    sys.stdout.flush()
-    sys.stderr.flush()
     if CAN_EXEC:
         os.execv(command[0], command)
     return end_of(subprocess.Popen(command))
@@ -383,11 +356,8 @@ def end_of(process: subprocess.Popen) -> int:
 
 def describe() -> str:
     """One line on the running environment."""
-    versions = []
-    for name in ("torch", "torchvision"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions.append(f"{name} {metadata.version(name)}")
-    return f"{sys.prefix}, Python {sys.version.split()[0]}, {', '.join(versions)}"
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision"))
+    return f"{sys.prefix}, Python {sys.version.split()[0]}, {versions}"
 
 
 # small things -------------------------------------------------------------------------------------------------------
@@ -395,8 +365,7 @@ def describe() -> str:
 
 def say(text: str) -> None:
     """One line for the user, not on stdout: that belongs to the command."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)
 
 
 def read_json(path: Path) -> dict[str, str]:

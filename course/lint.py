@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course import module_page
+from course import module_readme
 from course.environment import ROOT
 from course.files import write_whole
 from course.rules import Finding, lint_notebook, relaxed_for
@@ -124,10 +124,10 @@ def lint_readme(syllabus: Syllabus) -> list[Finding]:
     page = syllabus.path.parent / "README.md"
     try:
         text = page.read_text(encoding="utf-8")
-        fresh = module_page.refresh(text, module_page.render(syllabus))
+        fresh = module_readme.refresh(text, module_readme.render(syllabus))
     except FileNotFoundError:
         return [Finding(str(page), "-", "module-page", "does not exist")]
-    except module_page.PageError as error:
+    except module_readme.ReadmeError as error:
         return [Finding(str(page), "-", "module-page", str(error))]
     if fresh != text:
         message = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
@@ -140,8 +140,8 @@ def write_readme(syllabus: Syllabus) -> None:
     page = syllabus.path.parent / "README.md"
     try:
         text = page.read_text(encoding="utf-8")
-        write_whole(page, module_page.refresh(text, module_page.render(syllabus)))
-    except (FileNotFoundError, module_page.PageError):
+        write_whole(page, module_readme.refresh(text, module_readme.render(syllabus)))
+    except (FileNotFoundError, module_readme.ReadmeError):
         return
 
 

@@ -14,7 +14,7 @@ ACTIONS = {"a": "alloc", "f": "free_completed", "+": "segment_alloc", "-": "segm
 
 
 def read_history(name: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """A history of the folder `recordings/`, whose `histories.py` says how it is kept.
+    """A history of the folder `recordings/`, whose `pack_history.py` says how it is kept.
 
     Args:
         name: "transformer_training" for `transformer_training_history.json.gz`.

@@ -32,6 +32,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from shared.replacing import replacing
+
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
 _HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides
 _BASE = torch._C.TensorBase
@@ -456,42 +458,32 @@ def begin() -> torch.device:
 @contextlib.contextmanager
 def pretended_accelerator() -> Iterator[torch.device]:
     """Pretend within a block; tensors that outlive it are on the CPU again."""
-    kept = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        kept.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, value)
-
     factories = {function.__name__: torch for function in _device_constructors()}
     factories |= dict.fromkeys(("normal", *_LIKE), torch) | dict.fromkeys(_NEW, Tensor)
     function = torch.autograd.Function
     _active.append(os.getpid())
     torch.serialization.register_package(-1, _location, _restored)
     try:
-        for name, member in _members().items():
-            replace(Tensor, name, member)
-        for name, owner in factories.items():
-            if hasattr(owner, name):
-                original = getattr(owner, name)
-                operator = torch.jit._builtins._find_builtin(original)
-                replace(owner, name, _wrapped(original, _factory))
-                if operator is not None:  # TorchScript knows functions by their identity
-                    torch.jit._builtins._register_builtin(getattr(owner, name), operator)
-        replace(torch, "Generator", _Generator)
-        replace(FakeTensor, "__new__", staticmethod(_wrapped(FakeTensor.__new__, _new_fake)))
-        replace(function, "apply", classmethod(functools.partial(_apply_function, vars(function)["apply"])))
-        backward = torch.autograd.function.BackwardCFunction
-        replace(backward, "apply", _wrapped(backward.apply, _apply_backward))
-        replace(threading.Thread, "start", _wrapped(threading.Thread.start, _start_thread))
-        replace(torch.jit, "trace", _wrapped(torch.jit.trace, _unwatched))
-        with _Watch():
-            yield DEVICE
+        with replacing() as replace:
+            for name, member in _members().items():
+                replace(Tensor, name, member)
+            for name, owner in factories.items():
+                if hasattr(owner, name):
+                    original = getattr(owner, name)
+                    operator = torch.jit._builtins._find_builtin(original)
+                    replace(owner, name, _wrapped(original, _factory))
+                    if operator is not None:  # TorchScript knows functions by their identity
+                        torch.jit._builtins._register_builtin(getattr(owner, name), operator)
+            replace(torch, "Generator", _Generator)
+            replace(FakeTensor, "__new__", staticmethod(_wrapped(FakeTensor.__new__, _new_fake)))
+            replace(function, "apply", classmethod(functools.partial(_apply_function, vars(function)["apply"])))
+            backward = torch.autograd.function.BackwardCFunction
+            replace(backward, "apply", _wrapped(backward.apply, _apply_backward))
+            replace(threading.Thread, "start", _wrapped(threading.Thread.start, _start_thread))
+            replace(torch.jit, "trace", _wrapped(torch.jit.trace, _unwatched))
+            with _Watch():
+                yield DEVICE
     finally:
-        for owner, name, value in reversed(kept):
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
         torch.serialization._package_registry.remove((-1, _location, _restored))
         _active.pop()
 

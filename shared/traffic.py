@@ -24,6 +24,7 @@ from torch import Tensor
 
 from shared.blame import LaunchError
 from shared.launcher import launch
+from shared.replacing import replacing
 
 _COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
 
@@ -58,11 +59,9 @@ def recorded(named: bool = False, each: Callable[[Call], object] | None = None) 
     """The calls of this rank inside the block, in order; `each` is called on every one before it starts. Where receives
     must be `named`, one from any rank raises: it would take what comes first, sometimes another call's."""
     calls: list[Call] = []
-    kept = []
 
     def watch(owner: Any, name: str, note: Callable[..., Call]) -> None:
         original = getattr(owner, name)  # an operator, which is slow to make, is in vars from now on
-        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(note(name, *args, *kwargs.values()))
@@ -72,25 +71,19 @@ def recorded(named: bool = False, each: Callable[[Call], object] | None = None) 
 
         for overload in getattr(original, "overloads", list)():  # of an operator; the dispatcher looks them up here
             setattr(call, overload, getattr(original, overload))
-        setattr(owner, name, call)
+        replace(owner, name, call)
 
-    for name in dir(dist.ProcessGroup):
-        if name in ("send", "recv"):
-            watch(dist.ProcessGroup, name, _message)
-        elif name == "recv_anysource":
-            watch(dist.ProcessGroup, name, _refuse if named else _from_any)
-        elif _COLLECTIVE.match(name):
-            watch(dist.ProcessGroup, name, _collective)
-    for name in _operators():
-        watch(torch.ops._c10d_functional, name, _functional)
-    try:
+    with replacing() as replace:
+        for name in dir(dist.ProcessGroup):
+            if name in ("send", "recv"):
+                watch(dist.ProcessGroup, name, _message)
+            elif name == "recv_anysource":
+                watch(dist.ProcessGroup, name, _refuse if named else _from_any)
+            elif _COLLECTIVE.match(name):
+                watch(dist.ProcessGroup, name, _collective)
+        for name in _operators():
+            watch(torch.ops._c10d_functional, name, _functional)
         yield calls
-    finally:
-        for owner, name, method in reversed(kept):
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from course.answers import definitions
-from module_15_advanced_pytorch_internals.recordings.histories import pack, state_before
+from module_15_advanced_pytorch_internals.recordings.pack_history import pack, state_before
 from shared.histories import FOLDER, Tape, layout, play_back, read_history
 from shared.simulated_gpu import SimulatedDriver, load, snapshot
 

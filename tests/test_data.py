@@ -18,6 +18,7 @@ from tiny_data import (
     CIFAR_FOLDER,
     IDX_GZ,
     batch_files,
+    clear_environment,
     closed_port_url,
     flip_bit,
     gz_files,
@@ -36,7 +37,7 @@ from shared.data.arrays import SPLITS, DataError
 from shared.data.decoding import read_split
 from shared.data.facts import ALL, CIFAR10, FASHION_MNIST
 from shared.data.fetching import data_root
-from shared.data.finding import data_mode, interactive
+from shared.data.finding import interactive, parse_mode
 from shared.data.samples import read_sample, sample_paths
 
 BOTH = pytest.mark.parametrize("spec", ALL.values(), ids=list(ALL))
@@ -46,10 +47,7 @@ LOADERS = {"fashion_mnist": load_fashion_mnist, "cifar10": load_cifar10}
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch):
-    for name in ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    clear_environment(monkeypatch)
     monkeypatch.setattr(finding, "_told", set())
     monkeypatch.setattr(finding, "_shell", lambda: None)
     monkeypatch.setattr(text, "WIDTH", 1000)  # the folders of tests have long names
@@ -272,11 +270,9 @@ def test_a_misspelt_choice_is_an_error_that_names_the_three(monkeypatch, value):
         load_cifar10()
 
 
-@pytest.mark.parametrize(("value", "mode"), [("", "auto"), (" Sample ", "sample"), ("FULL", "full"), (None, "auto")])
-def test_case_and_blanks_do_not_matter(monkeypatch, value, mode):
-    if value is not None:
-        monkeypatch.setenv("COURSE_DATA", value)
-    assert data_mode() == mode
+@pytest.mark.parametrize(("value", "mode"), [("", "auto"), (" Sample ", "sample"), ("FULL", "full"), (" AUTO", "auto")])
+def test_case_and_blanks_do_not_matter(value, mode):
+    assert parse_mode(value) == mode
 
 
 def test_sample_uses_no_network_and_writes_nothing(tmp_path, monkeypatch, capsys, person):
@@ -360,11 +356,8 @@ def test_loading_starts_no_program(tmp_path, monkeypatch, person, mode):
 def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_path, capsys, person, monkeypatch):
     spec, splits = tiny_fashion(tmp_path)
     with serving(gz_files(splits)) as server:
-        join = fetching.threading.Thread.join
 
-        def interrupted(thread, timeout):
-            if timeout == 1:
-                return join(thread, 10)
+        def interrupted(outcome, timeout):
             deadline = time.monotonic() + 10
             while not server.requests and time.monotonic() < deadline:  # it is asked in another thread
                 time.sleep(0.01)
@@ -372,7 +365,7 @@ def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_pat
 
         spec = replace(spec, addresses=(server.url,))
         with monkeypatch.context() as patch:
-            patch.setattr(fetching.threading.Thread, "join", interrupted)
+            patch.setattr(fetching.Future, "result", interrupted)
             found = load(spec, "train", root=tmp_path / "root")
         assert (found.source, len(found)) == ("sample", 20)
         line = capsys.readouterr().out.splitlines()[-1]
@@ -517,7 +510,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys, perso
     with serving(gz_files(splits)) as server:
         spec = replace(spec, addresses=(server.url,))
         if mode == "full":
-            with pytest.raises(DataError, match=r"cannot write to .* Set COURSE_DATA_DIR"):
+            with pytest.raises(DataError, match=r"cannot write to .* Name a folder that can be"):
                 load(spec, "train", root=tmp_path / "root")
         else:
             assert load(spec, "train", root=tmp_path / "root").source == "sample"

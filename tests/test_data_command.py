@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tiny_data import (
     cifar_tar,
+    clear_environment,
     closed_port_url,
     flip_bit,
     gz_files,
@@ -27,10 +28,7 @@ from shared.data.samples import sample_paths
 @pytest.fixture
 def sets(tmp_path, monkeypatch):
     """Two tiny sets in place of the real ones, without a mirror that works: {key: (spec, splits)}."""
-    for name in ("COURSE_DATA_DIR", "COURSE_DATA_MIRROR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    clear_environment(monkeypatch)
     dead = closed_port_url()
     fashion, fashion_splits = tiny_fashion(tmp_path, addresses=(dead,))
     cifar, cifar_splits = tiny_cifar(tmp_path, addresses=(dead,), package="")

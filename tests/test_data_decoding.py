@@ -95,10 +95,13 @@ def test_archives_of_cifar_give_the_same_arrays(tmp_path, name, archive):
     assert sorted(p.name for p in folder.iterdir()) == [name]  # nothing was unpacked to disk
 
 
-def test_a_folder_without_the_set_holds_none(tmp_path):
-    spec, _ = tiny_cifar(tmp_path)
-    with pytest.raises(FileNotFoundError, match="CIFAR-10 test in "):
-        read_split(spec, tmp_path, "test", archives=True)
+@pytest.mark.parametrize("make", [tiny_fashion, tiny_cifar])
+def test_a_folder_without_the_set_holds_none_nor_does_a_file(tmp_path, make):
+    spec, _ = make(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match=f"{spec.name} test in "):
+            read_split(spec, place, "test", archives=True)
 
 
 @DAMAGE
@@ -127,8 +130,8 @@ def test_a_good_gz_stands_in_for_a_damaged_idx_file(tmp_path):
     [
         (b"", "not an IDX file"),
         (b"<!DOCTYPE html><html>login</html>", "not an IDX file"),
-        (struct.pack(">IIII", 0x0803, 40, 28, 27) + bytes(40 * 28 * 27), "bytes, expected"),
-        (struct.pack(">IIII", 0x0803, 40, 28, 28) + bytes(40 * 28 * 28 + 1), "bytes, expected"),
+        (struct.pack(">IIII", 0x0803, 40, 28, 27) + bytes(40 * 28 * 27), r"holds uint8 \(40, 28, 27\), expected"),
+        (struct.pack(">IIII", 0x0803, 40, 28, 28) + bytes(40 * 28 * 28 + 1), "cannot reshape array"),
         (bytes(50_000_000), "more than the .* bytes expected"),
     ],
     ids=["empty", "web page", "other shape", "too long", "far too long"],
@@ -263,6 +266,22 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
     with pytest.raises(DamagedFile, match="unpacks to more than the 1,000,000 bytes"):
         read_members(path, ["wanted"], limit=1_000_000)
     assert read_members(path, ["wanted"], limit=4_000_000) == {"wanted": b"x"}
+
+
+def test_a_sparse_member_of_any_size_is_no_file(tmp_path):
+    """A header of a few bytes may claim to be terabytes of zeros."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("folder/wanted")
+        sparse = {"major": "1", "minor": "0", "realsize": str(10**13), "name": "folder/wanted"}
+        member.pax_headers = {f"GNU.sparse.{key}": value for key, value in sparse.items()}
+        member.size = 512
+        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
+    path = write_files(tmp_path, {"x.tgz": buffer.getvalue()}) / "x.tgz"
+    with tarfile.open(path) as tar:
+        assert [member.size for member in tar] == [10**13]
+    with pytest.raises(DamagedFile, match="lacks wanted"):
+        read_members(path, ["wanted"], limit=1_000_000)
 
 
 def test_links_and_foreign_paths_in_an_archive_do_nothing(tmp_path):

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,9 +26,9 @@ class Fakes:
     def __init__(self, fail_pip=None, torch_fails=None):
         self.commands = []
         self.fail_pip, self.torch_fails = fail_pip, torch_fails
-        self.answer = f"{THIS_VERSION} True"
+        self.answer = THIS_VERSION
 
-    def run(self, command, keep_open):
+    def run(self, command):
         self.commands.append(command)
         if "venv" in command:
             python = Path(command[-1]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -44,6 +45,9 @@ class Fakes:
             said, status = self.torch_fails or "", 1 if self.torch_fails else 0
             return subprocess.CompletedProcess(command, status, said)
         return subprocess.CompletedProcess(command, 0, self.answer + "\n")
+
+    def installed(self):
+        return mock.patch.multiple(environment, run=self.run, probe=self.probe)
 
     def pip_calls(self):
         return [command for command in self.commands if "pip" in command]
@@ -64,7 +68,8 @@ def root(tmp_path):
 
 
 def ensure(root, fakes, index=None):
-    return Environment(root, index, run=fakes.run, probe=fakes.probe).ensure()
+    with fakes.installed():
+        return Environment(root, index).ensure()
 
 
 def test_installs_once_and_again_only_when_something_changed(root):
@@ -116,7 +121,7 @@ def test_torch_from_another_index(root):
     fakes = Fakes()
     ensure(root, fakes, index="http://localhost/cpu")
     torch, rest = fakes.pip_calls()
-    assert torch[-2:] == ["torch>=2.11,<2.16", "torchvision>=0.26,<0.30"]
+    assert torch[-4:-2] == ["torch>=2.11,<2.16", "torchvision>=0.26,<0.30"]
     assert torch[torch.index("--index-url") + 1] == "http://localhost/cpu"
     assert "constraints.txt" in torch
     assert "--index-url" not in rest
@@ -133,14 +138,19 @@ def test_broken_environments_are_rebuilt(root):
     python.unlink()
     ensure(root, fakes)
     assert len(fakes.venv_calls()) == 2, "its Python was gone"
-    for answer in ("3.10 True", f"{THIS_VERSION} False", "a traceback", ""):
+    for answer in ("3.10", "ModuleNotFoundError: No module named 'pip'", "a traceback", ""):
         fakes.answer = answer
         with pytest.raises(SetupError, match="python3-venv"):
             ensure(root, fakes)  # the rebuilt one is the same again here
         with pytest.raises(SetupError, match="python3-venv"):
             ensure(root, fakes)  # and is begun again, not taken for what it isn't
-        fakes.answer = f"{THIS_VERSION} True"
+        fakes.answer = THIS_VERSION
         ensure(root, fakes)
+    marker = root / ".venv/made-by-course.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "python": "3.1"}))
+    with fakes.installed():
+        assert "made for Python 3.1" in Environment(root).broken()
+    ensure(root, fakes)
     (root / ".venv/course-stamp.json").write_text("{broken")
     calls = len(fakes.pip_calls())
     ensure(root, fakes)
@@ -152,14 +162,14 @@ def test_a_moved_repository_is_noticed(root, tmp_path_factory):
     ensure(root, fakes)
     there = tmp_path_factory.mktemp("moved") / "clone"
     root.rename(there)
-    assert "moved" in Environment(there, run=fakes.run, probe=fakes.probe).broken()
+    assert "moved" in Environment(there).broken()
     ensure(there, fakes)
     assert len(fakes.venv_calls()) == 2
 
 
 def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
     fakes = Fakes()
-    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")], 0)
+    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")])
     python = ensure(root, fakes)
     assert len(fakes.pip_calls()) == 1
     assert "not made by this tool" in capsys.readouterr().err
@@ -174,7 +184,7 @@ def test_an_environment_of_the_users_is_used_and_never_deleted(root, capsys):
 def test_an_environment_of_the_users_is_not_emptied_for_another_index(root, capsys):
     """Also when a first set-up has installed into it, so that it holds our stamp."""
     fakes = Fakes()
-    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")], 0)
+    fakes.run([sys.executable, "-m", "venv", str(root / ".venv")])
     (root / ".venv/lib/mine.py").write_text("mine")
     ensure(root, fakes, index="http://localhost/cpu")
     assert "http://localhost/cpu" in fakes.pip_calls()[0]
@@ -194,8 +204,7 @@ def test_pip_and_venv_are_not_led_elsewhere(monkeypatch, capfd):
     monkeypatch.setenv("HTTPS_PROXY", "http://localhost:1")
     names = ["PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_USER", "HTTPS_PROXY"]
     code = f"import os, sys; print([os.environ.get(name) for name in {names}]); sys.exit(3)"
-    with open(os.devnull) as lock:
-        assert environment.run([sys.executable, "-c", code], lock.fileno()) == 3
+    assert environment.run([sys.executable, "-c", code]) == 3
     shown = capfd.readouterr()
     assert shown.err == "[None, None, None, '0', 'http://localhost:1']\n"
     assert shown.out == "", "that belongs to the command"
@@ -208,11 +217,11 @@ def test_an_interrupted_program_may_clean_up(tmp_path):
         "finally:\n    time.sleep(1)\n    pathlib.Path('cleaned').touch()\n"
     )
     code = f"""
-        import os, signal, sys
+        import signal, sys
         from course import environment
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs beside it
         environment.ROOT = {str(tmp_path)!r}
-        environment.run([sys.executable, "work.py"], os.open(os.devnull, os.O_RDONLY))
+        environment.run([sys.executable, "work.py"])
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen(command, cwd=environment.ROOT, stderr=subprocess.PIPE, start_new_session=True)
@@ -235,15 +244,41 @@ def test_clean_all_removes_only_what_it_made(root):
 def test_two_at_once_install_once(root):
     fakes = Fakes()
 
-    def slow(*args):
+    def slow(command):
         time.sleep(0.3)
-        return fakes.run(*args)
+        return Fakes.run(fakes, command)
 
-    environments = [Environment(root, None, run=slow, probe=fakes.probe) for _ in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        pythons = [future.result(30) for future in [pool.submit(e.ensure) for e in environments]]
+    fakes.run = slow
+    with fakes.installed(), ThreadPoolExecutor(3) as pool:
+        pythons = [future.result(30) for future in [pool.submit(Environment(root).ensure) for _ in range(3)]]
     assert len(set(pythons)) == 1
     assert len(fakes.venv_calls()) == len(fakes.pip_calls()) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows inherits no locks")
+def test_what_pip_does_is_locked_to_its_end(root):
+    """Also when the process that started it is killed."""
+    code = f"""
+        import sys
+        from pathlib import Path
+        from course import environment
+        sleep = "import time; print('installing', flush=True); time.sleep(60)"
+        with environment.locked(Path({str(root / "lock")!r}), 5):
+            environment.run([sys.executable, "-c", sleep])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(command, cwd=environment.ROOT, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stderr.readline().strip() == b"installing"
+        process.kill()
+        process.wait(timeout=30)
+        with pytest.raises(SetupError, match="Another process"), locked(root / "lock", 0.3):
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stderr.close()
+    with locked(root / "lock", 10):
+        pass
 
 
 def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path, capsys):
@@ -272,28 +307,24 @@ def test_lock_times_out_while_held_and_is_free_after_a_kill(tmp_path, capsys):
         pass
 
 
-def test_a_real_venv_is_made_and_recognised(root):
+def test_a_real_venv_is_made_and_recognised(root, monkeypatch):
     """The real `venv` and `run`: what Python makes is what `broken` expects, and it says so where pip is missing."""
+    real = environment.run
 
-    def run(command, keep_open):
-        return environment.run([*command, "--without-pip"], keep_open) if "venv" in command else 0
+    def run(command):
+        return real([*command, "--without-pip"]) if "venv" in command else 0
 
-    def probe(command, timeout=30):
-        return environment.probe(command, timeout)
-
-    made = Environment(root, None, run=run, probe=probe)
+    monkeypatch.setattr(environment, "run", run)
+    made = Environment(root)
     with pytest.raises(SetupError, match="python3-venv"):
         made.ensure()
     assert not made.python.exists()
-    run([sys.executable, "-m", "venv", str(made.folder)], 0)
-    assert made.broken() == "it has no pip"
+    run([sys.executable, "-m", "venv", str(made.folder)])
+    assert "No module named 'pip'" in made.broken()
     answer = subprocess.run(
         [made.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True, timeout=60
     )
     assert Path(answer.stdout.strip()).resolve() == (root / ".venv").resolve()
-    marker = json.loads(made.marker.read_text())
-    made.marker.write_text(json.dumps({**marker, "python": "3.1"}))
-    assert "made for Python 3.1" in made.broken()
 
 
 def test_an_unwritable_repository_is_explained(root):
@@ -302,7 +333,7 @@ def test_an_unwritable_repository_is_explained(root):
         ensure(root, Fakes())
 
 
-def test_current_python_lacking_something(root):
+def test_current_python_lacking_something(root, monkeypatch):
     versions = {"torch": "2.10.1+cu130", "torchvision": "0.29.2+cpu"}
 
     def installed(name):
@@ -310,12 +341,13 @@ def test_current_python_lacking_something(root):
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    assert unmet(root, "run", installed) == [
+    monkeypatch.setattr(metadata, "version", installed)
+    assert unmet(root, "run") == [
         "torch 2.10.1+cu130 is not supported (torch>=2.11,<2.16)",
         "rich is missing (rich>=13)",
     ]
     versions |= {"torch": "2.15.0a0+git123", "rich": "15.0"}
-    assert unmet(root, "run", installed) == []
+    assert unmet(root, "run") == []
 
 
 def test_unknown_course_env_is_refused(monkeypatch):

@@ -9,12 +9,13 @@ from dataclasses import replace as changed
 
 import pytest
 
-from course import lint, module_page
+from course import lint, module_readme
 from course.environment import ROOT
 from course.exercises import MarkerError, answer_metadata, check_metadata, student_source
 from course.rules import lint_notebook, relaxed_for
 from course.rules.names import read_and_written
-from course.rules.page import RULES, named_topics
+from course.rules.notebook import named_topics
+from course.rules.table import RULES
 from course.start_page import GUARD
 from course.syllabus import load
 
@@ -953,7 +954,7 @@ def test_stale_page_is_named_and_refreshed(repository):
 def test_page_without_markers(repository):
     _, syllabus = repository
     page = syllabus.path.parent / "README.md"
-    begin, _ = module_page.markers("topics")
+    begin, _ = module_readme.markers("topics")
     page.write_text(page.read_text(encoding="utf-8").replace(begin, ""), encoding="utf-8")
     before = page.read_bytes()
     lint.write_readme(syllabus)
@@ -976,10 +977,10 @@ def test_the_page_links_what_exists(repository):
     _, syllabus = repository
     missing = syllabus.topics["15-09"]
     missing.path.unlink(missing_ok=True)
-    row = next(line for line in module_page.render(syllabus)["topics"].splitlines() if line.startswith("| 15-09"))
+    row = next(line for line in module_readme.render(syllabus)["topics"].splitlines() if line.startswith("| 15-09"))
     assert "](" not in row
     missing.path.write_text("{}", encoding="utf-8")
-    row = next(line for line in module_page.render(syllabus)["topics"].splitlines() if line.startswith("| 15-09"))
+    row = next(line for line in module_readme.render(syllabus)["topics"].splitlines() if line.startswith("| 15-09"))
     assert f"[{missing.title}]({missing.file})" in row
 
 

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from shared.data.arrays import SPLITS, Split, digest
@@ -23,10 +24,19 @@ from shared.data.decoding import BATCHES, PACKAGE_LABELS
 from shared.data.facts import CIFAR10, FASHION_MNIST, Facts, SplitFacts
 from shared.data.samples import write_sample
 
+SETTINGS = ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI")
 COUNTS = {"train": 40, "test": 20}
 CIFAR_META = "batches.meta"
 CIFAR_FOLDER = "cifar-10-batches-py"
 IDX_GZ = tuple(FASHION_MNIST.downloads[0])
+
+
+def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the user's, and no proxy before the test's own servers."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
 
 
 def make_splits(spec: Facts, seed: int = 0) -> dict[str, Split]:
@@ -209,9 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests print nothing."""
 
 
-def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None) -> None:
+def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None, *, said: bool = True) -> None:
     handler.send_response(200)
-    handler.send_header("Content-Length", str(len(data) if length is None else length))
+    if said:
+        handler.send_header("Content-Length", str(len(data) if length is None else length))
     handler.end_headers()
     handler.wfile.write(data)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 # imported for the rules that they enter into RULES
 from course.rules import code, form, outputs, tasks, text  # noqa: F401
-from course.rules.page import RULES, Cell, Complaint, Page, first_line, joined
+from course.rules.notebook import Cell, Notebook, first_line, joined
+from course.rules.table import RULES, Complaint
 from course.syllabus import Module, Topic
 
 
@@ -66,12 +67,12 @@ def lint_document(document: object, path: Path, size: int, topic: Topic, module:
         )
         for index, cell in enumerate(document["cells"])
     ]
-    page = Page(path, size, document["metadata"], cells, topic, module)
+    notebook = Notebook(path, size, document["metadata"], cells, topic, module)
     findings = [
         Finding(str(path), cell, name, message)
         for name, rule in RULES.items()
         if topic.status not in rule.not_for
-        for cell, message in rule.check(page)
+        for cell, message in rule.check(notebook)
     ]
     place = {cell.id: cell.index for cell in cells}
     return sorted(findings, key=lambda finding: place.get(finding.cell, -1))

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from course.guard import GUARD
 from course.rules.names import read_and_written
-from course.rules.page import Cell, Complaint, Page, rule
+from course.rules.notebook import Cell, Notebook
+from course.rules.table import Complaint, rule
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
 IMPORTABLE_IN_WORDS = "torch, torchvision, numpy, matplotlib, shared and the standard library"
@@ -33,8 +34,8 @@ _PRINTING = frozenset({"print", "display", "expect_error", "check"})
 
 
 @rule("syntax")
-def syntax(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def syntax(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         try:
             ast.parse(cell.source)
         except (SyntaxError, ValueError) as error:
@@ -51,18 +52,18 @@ def syntax(page: Page) -> Iterator[Complaint]:
 
 
 @rule("exit")
-def leaving_early(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def leaving_early(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         for name in cell.calls:
             if name in ("exit", "quit", "sys.exit", "os._exit", "os.abort"):
                 yield cell.id, f"calls {name}(), after which the notebook counts as passed; raise an exception instead"
 
 
 @rule("device-cell")
-def device_cell(page: Page) -> Iterator[Complaint]:
-    callers = [cell.id for cell in page.code for name in cell.calls if name.split(".")[-1] == "get_device"]
-    if page.module.gpu_required and not callers:
-        place = "device" if "device" in page.by_id else "-"
+def device_cell(notebook: Notebook) -> Iterator[Complaint]:
+    callers = [cell.id for cell in notebook.code for name in cell.calls if name.split(".")[-1] == "get_device"]
+    if notebook.module.gpu_required and not callers:
+        place = "device" if "device" in notebook.by_id else "-"
         yield place, "never calls get_device(); the cell 'device' must: device = get_device()"
     for id_ in callers:
         if id_ != "device":
@@ -72,8 +73,8 @@ def device_cell(page: Page) -> Iterator[Complaint]:
 
 
 @rule("imports")
-def imports(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def imports(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         guarded = {id(node) for attempt in cell.nodes if _catches_import_error(attempt) for node in _inside(attempt)}
         for node in cell.nodes:
             for name in _imported(node):
@@ -112,8 +113,8 @@ def _inside(attempt: ast.Try) -> Iterator[ast.AST]:
 
 
 @rule("guard")
-def guard(page: Page) -> Iterator[Complaint]:
-    setup = page.by_id.get("setup")
+def guard(notebook: Notebook) -> Iterator[Complaint]:
+    setup = notebook.by_id.get("setup")
     if setup is None or not setup.tree:
         return
     first = next((node for node in setup.tree.body if not _is_preamble(node)), None)
@@ -129,20 +130,20 @@ def _is_preamble(node: ast.stmt) -> bool:
 
 
 @rule("line-length")
-def line_length(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def line_length(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         for place, line in enumerate(cell.source.splitlines(), start=1):
             if len(line) > MAX_COLUMNS:
                 yield cell.id, f"line {place} has {len(line)} characters, the most is {MAX_COLUMNS}; break it"
 
 
 @rule("cell-length")
-def cell_length(page: Page) -> Iterator[Complaint]:
-    lengths = {cell.id: _length(cell) for cell in page.code}
+def cell_length(notebook: Notebook) -> Iterator[Complaint]:
+    lengths = {cell.id: _length(cell) for cell in notebook.code}
     for id_, length in lengths.items():
         if length > MAX_LINES:
             yield id_, f"has {length} lines, the most is {MAX_LINES}; split it: one idea a cell"
-    visible = [cell.id for cell in page.code if not cell.is_folded]
+    visible = [cell.id for cell in notebook.code if not cell.is_folded]
     long = [id_ for id_ in visible if lengths[id_] >= USUAL_LINES]
     if len(long) > (1 - USUAL_SHARE) * len(visible):
         share = f"{len(long)} of {len(visible)} code cells that are not folded have {USUAL_LINES} lines or more"
@@ -154,8 +155,8 @@ def _length(cell: Cell) -> int:
 
 
 @rule("short-cells", not_for=("draft", "first edition"))
-def short_cells(page: Page) -> Iterator[Complaint]:
-    lengths = [_length(cell) for cell in page.code if not cell.is_folded]
+def short_cells(notebook: Notebook) -> Iterator[Complaint]:
+    lengths = [_length(cell) for cell in notebook.code if not cell.is_folded]
     if lengths and statistics.median_low(lengths) > SHORT_LINES:
         short = sum(length <= SHORT_LINES for length in lengths)
         yield (
@@ -166,15 +167,15 @@ def short_cells(page: Page) -> Iterator[Complaint]:
 
 
 @rule("cell-count", not_for=("draft", "first edition"))
-def cell_count(page: Page) -> Iterator[Complaint]:
-    if not MIN_CELLS <= len(page.code) <= MAX_CELLS:
-        yield "-", f"has {len(page.code)} code cells; a notebook has {MIN_CELLS} to {MAX_CELLS}"
+def cell_count(notebook: Notebook) -> Iterator[Complaint]:
+    if not MIN_CELLS <= len(notebook.code) <= MAX_CELLS:
+        yield "-", f"has {len(notebook.code)} code cells; a notebook has {MIN_CELLS} to {MAX_CELLS}"
 
 
 @rule("definitions", not_for=("draft", "first edition"))
-def definitions(page: Page) -> Iterator[Complaint]:
+def definitions(notebook: Notebook) -> Iterator[Complaint]:
     row = 0
-    for cell in page.code:
+    for cell in notebook.code:
         row = row + 1 if _only_defines(cell) else 0
         if row == MAX_DEFINITIONS + 1:
             yield cell.id, f"is the {row}th cell in a row that only defines something; show first what the others do"
@@ -194,12 +195,12 @@ def _only_defines(cell: Cell) -> bool:
 
 
 @rule("folding")
-def folding(page: Page) -> Iterator[Complaint]:
-    drawing = _names_that(page, _PLOTTING | _from_plotting(page))
-    printing = _names_that(page, _PRINTING)
-    fixed = {"setup", "device", "data"} | {cell.id for cells in page.exercises.values() for cell in cells.values()}
-    needed = _needed_below(page)
-    for cell in page.code:
+def folding(notebook: Notebook) -> Iterator[Complaint]:
+    drawing = _names_that(notebook, _PLOTTING | _from_plotting(notebook))
+    printing = _names_that(notebook, _PRINTING)
+    fixed = {"setup", "device", "data"} | {cell.id for cells in notebook.exercises.values() for cell in cells.values()}
+    needed = _needed_below(notebook)
+    for cell in notebook.code:
         if cell.is_folded != ("hide-input" in cell.tags) or cell.metadata.get("jupyter", {}).keys() - {"source_hidden"}:
             yield cell.id, f"is half folded; a folded cell has the metadata {FOLDED}"
             continue
@@ -213,19 +214,19 @@ def folding(page: Page) -> Iterator[Complaint]:
             yield cell.id, f"only draws; fold it with the metadata {FOLDED}, or print what it computes"
 
 
-def _from_plotting(page: Page) -> set[str]:
+def _from_plotting(notebook: Notebook) -> set[str]:
     """What the setup cell imports of shared.plotting, but for what draws nothing."""
-    setup = page.by_id.get("setup")
+    setup = notebook.by_id.get("setup")
     froms = [
         n for n in (setup.nodes if setup else []) if isinstance(n, ast.ImportFrom) and n.module == "shared.plotting"
     ]
     return {alias.asname or alias.name for node in froms for alias in node.names} - {"use_course_style"}
 
 
-def _names_that(page: Page, roots: set[str] | frozenset[str]) -> set[str]:
+def _names_that(notebook: Notebook, roots: set[str] | frozenset[str]) -> set[str]:
     """`roots`, and the functions and classes of the notebook that call one of them, directly or through others."""
     found = set(roots)
-    nodes = [node for cell in page.code for node in cell.nodes if isinstance(node, _DEFINITIONS)]
+    nodes = [node for cell in notebook.code for node in cell.nodes if isinstance(node, _DEFINITIONS)]
     own = {node.name: _roots(list(ast.walk(node))) for node in nodes}
     while new := {name for name, called in own.items() if called & found} - found:
         found |= new
@@ -250,11 +251,11 @@ def _says(cell: Cell, printing: set[str]) -> bool:
     return bool(_roots(cell.nodes) & printing) or any(stored)
 
 
-def _needed_below(page: Page) -> dict[str, set[str]]:
+def _needed_below(notebook: Notebook) -> dict[str, set[str]]:
     """Cell id → names that the cells below it read before they write them."""
     needed: dict[str, set[str]] = {}
     names: set[str] = set()
-    for cell in reversed(page.code):
+    for cell in reversed(notebook.code):
         needed[cell.id] = names
         read, written = read_and_written(cell.tree.body if cell.tree else [])
         names = names - written | read

@@ -5,13 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from course.rules.page import (
-    Complaint,
-    Page,
-    first_line,
-    named_topics,
-    rule,
-)
+from course.rules.notebook import Notebook, first_line, named_topics
+from course.rules.table import Complaint, rule
 
 TAGS = ("nbval-check-output", "optional", "hide-input")
 CELL_METADATA = ("tags", "nbgrader", "jupyter", "editable", "deletable", "slideshow")
@@ -49,29 +44,30 @@ _CODE_IDS = ("setup", "device", "data")
 
 
 @rule("file-name")
-def file_name(page: Page) -> Iterator[Complaint]:
-    if page.path.name != page.topic.file:
-        yield "-", f"is called {page.path.name}; syllabus.toml calls it {page.topic.file}: rename one of them"
+def file_name(notebook: Notebook) -> Iterator[Complaint]:
+    if notebook.path.name != notebook.topic.file:
+        yield "-", f"is called {notebook.path.name}; syllabus.toml calls it {notebook.topic.file}: rename one of them"
 
 
 @rule("size")
-def size(page: Page) -> Iterator[Complaint]:
-    if page.size >= MAX_BYTES:
-        yield "-", f"has {page.size / 1e6:.1f} MB, allowed are {MAX_BYTES / 1e6:.0f}; make its figures smaller or fewer"
+def size(notebook: Notebook) -> Iterator[Complaint]:
+    if notebook.size >= MAX_BYTES:
+        sizes = f"has {notebook.size / 1e6:.1f} MB, allowed are {MAX_BYTES / 1e6:.0f}"
+        yield "-", f"{sizes}; make its figures smaller or fewer"
 
 
 @rule("kernel")
-def kernel(page: Page) -> Iterator[Complaint]:
-    name = page.metadata.get("kernelspec", {}).get("name")
+def kernel(notebook: Notebook) -> Iterator[Complaint]:
+    name = notebook.metadata.get("kernelspec", {}).get("name")
     if name != "python3":
         yield "-", f"names the kernel {name!r}; set metadata.kernelspec.name to python3, which every machine has"
 
 
 @rule("metadata")
-def metadata(page: Page) -> Iterator[Complaint]:
-    if "widgets" in page.metadata:
+def metadata(notebook: Notebook) -> Iterator[Complaint]:
+    if "widgets" in notebook.metadata:
         yield "-", "holds widget state; remove metadata.widgets"
-    for cell in page.cells:
+    for cell in notebook.cells:
         unknown = [key for key in cell.metadata if key not in CELL_METADATA]
         if unknown:
             yield (
@@ -81,8 +77,8 @@ def metadata(page: Page) -> Iterator[Complaint]:
 
 
 @rule("tags")
-def tags(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def tags(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         for tag in cell.tags:
             if tag == "raises-exception":
                 yield cell.id, "is tagged raises-exception, which hides that it no longer fails; use expect_error"
@@ -93,25 +89,25 @@ def tags(page: Page) -> Iterator[Complaint]:
 
 
 @rule("cell-ids")
-def cell_ids(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def cell_ids(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         if not re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", cell.id):
             yield cell.id, "has an id that is not made of small letters, digits and single hyphens; choose one by hand"
         elif re.fullmatch(r"(?=[a-f]*\d)[0-9a-f]{8}", cell.id) or re.fullmatch(r"[0-9a-f]{8}-[0-9a-f-]{27}", cell.id):
             what = first_line(cell.source, 40)
             yield cell.id, f"has a random id; choose one that says what it does ({what!r})"
 
-    required = REQUIRED_IDS[page.topic.template]
+    required = REQUIRED_IDS[notebook.topic.template]
     for id_, heading in required.items():
         kind = "code" if id_ in _CODE_IDS else "markdown"
-        cell = page.by_id.get(id_)
+        cell = notebook.by_id.get(id_)
         if cell is None:
             yield "-", f"lacks the {kind} cell with the id {id_!r}" + (f" (## {heading})" if heading else "")
         elif cell.kind != kind:
             yield id_, f"is a {cell.kind} cell, but must be a {kind} cell"
         elif heading and cell.headings[:1] != [(2, heading)]:
             yield id_, f"must start with the heading ## {heading}"
-    present = [cell.id for cell in page.cells if cell.id in required]
+    present = [cell.id for cell in notebook.cells if cell.id in required]
     expected = [id_ for id_ in required if id_ in present]
     for id_, wanted in zip(present, expected, strict=True):
         if id_ != wanted:
@@ -120,20 +116,20 @@ def cell_ids(page: Page) -> Iterator[Complaint]:
 
 
 @rule("empty-cell")
-def empty_cell(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def empty_cell(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         if not cell.source.strip():
             yield cell.id, "is empty; remove it"
 
 
 @rule("title")
-def title(page: Page) -> Iterator[Complaint]:
-    wanted = f"{page.topic.number}: {page.topic.title}"
-    for cell in page.cells:
+def title(notebook: Notebook) -> Iterator[Complaint]:
+    wanted = f"{notebook.topic.number}: {notebook.topic.title}"
+    for cell in notebook.cells:
         for level, text in cell.headings:
             if level == 1 and cell.id != "title":
                 yield cell.id, f"has a second H1, {text!r}; a notebook has one, in the cell 'title': use ## or ###"
-    cell = page.by_id.get("title")
+    cell = notebook.by_id.get("title")
     if cell is None:
         return  # the rule "cell-ids" says so
     if cell.index != 0:
@@ -146,8 +142,8 @@ def title(page: Page) -> Iterator[Complaint]:
 
 
 @rule("glance")
-def glance(page: Page) -> Iterator[Complaint]:
-    cell = page.by_id.get("glance")
+def glance(notebook: Notebook) -> Iterator[Complaint]:
+    cell = notebook.by_id.get("glance")
     if cell is None or cell.kind != "markdown":
         return  # the rule "cell-ids" says so
     rows = {columns[0]: columns[1] for columns in cell.text.rows if len(columns) == 2}
@@ -157,7 +153,7 @@ def glance(page: Page) -> Iterator[Complaint]:
     found = [name for name in rows if name in GLANCE_ROWS]
     if found != [name for name in GLANCE_ROWS if name in found]:
         yield "glance", f"has its rows in another order; the order is {', '.join(GLANCE_ROWS)}"
-    topic = page.topic
+    topic = notebook.topic
     for name, wanted in (("Topic", topic.title), ("Category", topic.category), ("Dataset", topic.dataset)):
         if name in rows and wanted not in rows[name]:
             yield "glance", f"row {name} says {rows[name]!r}; syllabus.toml says {wanted!r}"
@@ -173,14 +169,14 @@ def glance(page: Page) -> Iterator[Complaint]:
 
 
 @rule("headings")
-def headings(page: Page) -> Iterator[Complaint]:
-    capstone = page.topic.template == "TEMPLATE_CAPSTONE.ipynb"
-    fixed = [heading for heading in REQUIRED_IDS[page.topic.template].values() if heading]
+def headings(notebook: Notebook) -> Iterator[Complaint]:
+    capstone = notebook.topic.template == "TEMPLATE_CAPSTONE.ipynb"
+    fixed = [heading for heading in REQUIRED_IDS[notebook.topic.template].values() if heading]
     concepts = "" if capstone else " and numbered sections (1. Title, 2. Title, …) between Setup and Self-assessment"
     order = f"the H2 headings are {', '.join(fixed)}{concepts}"
 
     last_fixed, last_number = -1, 0
-    for cell, text in page.headings_2:
+    for cell, text in notebook.headings_2:
         number = re.match(r"(\d+)\. \S", text)
         if text in fixed:
             place = fixed.index(text)
@@ -195,7 +191,7 @@ def headings(page: Page) -> Iterator[Complaint]:
             if int(number[1]) != last_number + 1:
                 yield cell.id, f"## {text} should have the number {last_number + 1}"
             last_number = int(number[1])
-    present = {text for _, text in page.headings_2}
+    present = {text for _, text in notebook.headings_2}
     for heading in fixed:
         if heading not in present:
             yield "-", f"lacks the heading ## {heading}: {order}"
@@ -204,15 +200,15 @@ def headings(page: Page) -> Iterator[Complaint]:
 
 
 @rule("objectives", not_for=("draft",))
-def objectives(page: Page) -> Iterator[Complaint]:
-    count = sum(cell.text.items for cell in page.markdown if cell.section == "Learning objectives")
+def objectives(notebook: Notebook) -> Iterator[Complaint]:
+    count = sum(cell.text.items for cell in notebook.markdown if cell.section == "Learning objectives")
     if not 4 <= count <= 6:
         yield "objectives", f"lists {count} learning objectives; give 4 to 6, one list item each"
 
 
 @rule("self-assessment", not_for=("draft",))
-def self_assessment(page: Page) -> Iterator[Complaint]:
-    texts = [cell.text for cell in page.markdown if cell.section == "Self-assessment"]
+def self_assessment(notebook: Notebook) -> Iterator[Complaint]:
+    texts = [cell.text for cell in notebook.markdown if cell.section == "Self-assessment"]
     unfolded = "\n".join(text.text(folded=False) for text in texts)
     questions = re.findall(r"^(?:Q|Question\s+)?\d+[.):]", unfolded, re.MULTILINE)
     answers = re.findall(r"<details\b", "\n".join(text.text(tags=True) for text in texts))
@@ -227,8 +223,8 @@ def self_assessment(page: Page) -> Iterator[Complaint]:
 
 
 @rule("folds")
-def folds(page: Page) -> Iterator[Complaint]:
-    for cell in page.markdown:
+def folds(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.markdown:
         text = cell.text.text(tags=True)
         opened, closed = len(re.findall(r"<details\b", text)), text.count("</details>")
         if opened != closed or opened > text.count("<summary>"):

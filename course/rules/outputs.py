@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from course.rules.page import Complaint, Page, first_line, joined, rule
+from course.rules.notebook import Notebook, first_line, joined
+from course.rules.table import Complaint, rule
 
 MIN_FIGURES = 6
 MAX_CHECKED_CHARACTERS = 5000
@@ -16,10 +17,10 @@ _MEMORY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
 @rule("figures", not_for=("draft",))
-def figures(page: Page) -> Iterator[Complaint]:
+def figures(notebook: Notebook) -> Iterator[Complaint]:
     count = sum(
         bool({"image/png", "image/svg+xml"} & set(output.get("data", {})))
-        for cell in page.code
+        for cell in notebook.code
         for output in cell.outputs
     )
     if count < MIN_FIGURES:
@@ -27,8 +28,8 @@ def figures(page: Page) -> Iterator[Complaint]:
 
 
 @rule("executed", not_for=("draft",))
-def executed(page: Page) -> Iterator[Complaint]:
-    for place, cell in enumerate(page.code, start=1):
+def executed(notebook: Notebook) -> Iterator[Complaint]:
+    for place, cell in enumerate(notebook.code, start=1):
         if cell.execution_count != place:
             ran = "has not been run" if cell.execution_count is None else f"was run as number {cell.execution_count}"
             yield cell.id, f"{ran}, but is code cell {place}; restart the kernel, run all cells and save"
@@ -36,8 +37,8 @@ def executed(page: Page) -> Iterator[Complaint]:
 
 
 @rule("outputs")
-def outputs(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def outputs(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         for output in cell.outputs:
             if output["output_type"] == "error":
                 what = f"{output['ename']}: {first_line(output['evalue'])}"
@@ -48,8 +49,8 @@ def outputs(page: Page) -> Iterator[Complaint]:
 
 
 @rule("checked-output")
-def checked_output(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def checked_output(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         if "nbval-check-output" not in cell.tags:
             continue
         if cell.kind != "code":
@@ -68,8 +69,8 @@ def checked_output(page: Page) -> Iterator[Complaint]:
 
 
 @rule("alt")
-def alternative_text(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def alternative_text(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         for output in cell.outputs:
             for kind in set(IMAGES) & set(output.get("data", {})):
                 described = output.get("metadata", {}).get(kind, {})
@@ -79,7 +80,7 @@ def alternative_text(page: Page) -> Iterator[Complaint]:
 
 
 @rule("widgets")
-def widgets(page: Page) -> Iterator[Complaint]:
-    for cell in page.code:
+def widgets(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
         if any(WIDGET in output.get("data", {}) for output in cell.outputs):
             yield cell.id, "stores a widget, which is an error message once the notebook is opened again; print text"

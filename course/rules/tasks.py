@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 from course import exercises
 from course.rules.form import CLOSING, OPENING
-from course.rules.page import Cell, Complaint, Page, rule
+from course.rules.notebook import Cell, Notebook
+from course.rules.table import Complaint, rule
 
 POINTS = 100
 TESTED_IN = ("CHECKS", "RIGHT", "WRONG", "PROMISES")  # tables of a topic's CheckProtocol
 
 
 @rule("exercise-cells")
-def exercise_cells(page: Page) -> Iterator[Complaint]:
-    for slug, cells in page.exercises.items():
+def exercise_cells(notebook: Notebook) -> Iterator[Complaint]:
+    for slug, cells in notebook.exercises.items():
         wanted = {"task": f"ex-{slug}-task", "answer": f"ex-{slug}", "check": f"ex-{slug}-check"}
         lacking = [wanted[part] for part in wanted if part not in cells]
         if lacking:
@@ -33,16 +34,16 @@ def exercise_cells(page: Page) -> Iterator[Complaint]:
             yield wanted["task"], f"must be followed directly by {wanted['answer']} and {wanted['check']}"
         if cells["task"].section in (*OPENING.values(), *CLOSING.values()):
             yield wanted["task"], f"stands under ## {cells['task'].section}; put it in the section that it practises"
-    for cell in page.markdown:
+    for cell in notebook.markdown:
         for _, text in cell.headings:
             if text.startswith("Exercise ") and not re.fullmatch(r"ex-.+-task", cell.id):
                 yield cell.id, f"has the heading {text!r}; an exercise's cell has an id like ex-swish-task"
 
 
 @rule("exercise-headings")
-def exercise_headings(page: Page) -> Iterator[Complaint]:
-    number = page.topic.number
-    for place, cells in enumerate(page.exercises.values(), start=1):
+def exercise_headings(notebook: Notebook) -> Iterator[Complaint]:
+    number = notebook.topic.number
+    for place, cells in enumerate(notebook.exercises.values(), start=1):
         task = cells.get("task")
         if task is None:
             continue
@@ -63,8 +64,8 @@ def exercise_headings(page: Page) -> Iterator[Complaint]:
 
 
 @rule("exercise-hints")
-def exercise_hints(page: Page) -> Iterator[Complaint]:
-    for cells in page.exercises.values():
+def exercise_hints(notebook: Notebook) -> Iterator[Complaint]:
+    for cells in notebook.exercises.values():
         task = cells.get("task")
         if task is None:
             continue
@@ -79,9 +80,9 @@ def exercise_hints(page: Page) -> Iterator[Complaint]:
 
 
 @rule("exercise-metadata")
-def exercise_metadata(page: Page) -> Iterator[Complaint]:
-    parts = {cell.id: part for cells in page.exercises.values() for part, cell in cells.items()}
-    for cell in page.cells:
+def exercise_metadata(notebook: Notebook) -> Iterator[Complaint]:
+    parts = {cell.id: part for cells in notebook.exercises.values() for part, cell in cells.items()}
+    for cell in notebook.cells:
         part = parts.get(cell.id, "")
         found = cell.metadata.get("nbgrader")
         if part == "answer":
@@ -99,9 +100,9 @@ def exercise_metadata(page: Page) -> Iterator[Complaint]:
 
 
 @rule("exercise-markers")
-def exercise_markers(page: Page) -> Iterator[Complaint]:
-    answers = {cells["answer"].id for cells in page.exercises.values() if "answer" in cells}
-    for cell in page.code:
+def exercise_markers(notebook: Notebook) -> Iterator[Complaint]:
+    answers = {cells["answer"].id for cells in notebook.exercises.values() if "answer" in cells}
+    for cell in notebook.code:
         marked = [line for line in cell.source.splitlines() if re.search(r"(BEGIN|END) SOLUTION", line)]
         if cell.id not in answers:
             if marked:
@@ -130,15 +131,15 @@ def _student_form(cell: Cell) -> Iterator[Complaint]:
 
 
 @rule("exercise-import", not_for=("draft",))
-def exercise_import(page: Page) -> Iterator[Complaint]:
-    wanted = page.topic.check_file.stem
-    if "setup" in page.by_id and page.exercises and check_module(page) != wanted:
+def exercise_import(notebook: Notebook) -> Iterator[Complaint]:
+    wanted = notebook.topic.check_file.stem
+    if "setup" in notebook.by_id and notebook.exercises and check_module(notebook) != wanted:
         yield "setup", f"must have the line: from shared.checks import {wanted} as check"
 
 
 @rule("exercise-count", not_for=("draft",))
-def exercise_count(page: Page) -> Iterator[Complaint]:
-    count = len(page.exercises)
+def exercise_count(notebook: Notebook) -> Iterator[Complaint]:
+    count = len(notebook.exercises)
     if not 4 <= count <= 6:
         yield "-", f"has {count} exercises; CONTRIBUTING.md asks for 4 to 6"
 
@@ -168,19 +169,19 @@ def declared_in(source: str) -> dict[str, Declared]:
     return found
 
 
-def check_module(page: Page) -> str | None:
+def check_module(notebook: Notebook) -> str | None:
     """What the setup cell imports from shared.checks as check: "topic_15_04", "template" in a fresh draft."""
-    setup = page.by_id.get("setup")
+    setup = notebook.by_id.get("setup")
     froms = [n for n in (setup.nodes if setup else []) if isinstance(n, ast.ImportFrom) and n.module == "shared.checks"]
     return next((alias.name for node in froms for alias in node.names if alias.asname == "check"), None)
 
 
 @rule("exercise-checks")
-def exercise_checks(page: Page) -> Iterator[Complaint]:
-    module = check_module(page)
+def exercise_checks(notebook: Notebook) -> Iterator[Complaint]:
+    module = check_module(notebook)
     if module is None:
         return  # the rule "exercise-import" says so
-    path = page.root / "shared" / "checks" / f"{module}.py"
+    path = notebook.root / "shared" / "checks" / f"{module}.py"
     try:
         declared = declared_in(path.read_text(encoding="utf-8"))
     except OSError:
@@ -190,7 +191,7 @@ def exercise_checks(page: Page) -> Iterator[Complaint]:
         yield "setup", f"imports shared/checks/{path.name}, which is not valid Python: line {error.lineno}: {error.msg}"
         return
     called = set()
-    for cells in page.exercises.values():
+    for cells in notebook.exercises.values():
         check, task = cells.get("check"), cells.get("task")
         if check is None or check.tree is None:
             continue
@@ -221,8 +222,8 @@ def _differences(task: Cell, said: Declared, where: str, *, numbered: bool) -> I
 
 
 @rule("exercise-points", not_for=("draft",))
-def exercise_points(page: Page) -> Iterator[Complaint]:
-    headings = [cells["task"].headings for cells in page.exercises.values() if "task" in cells]
+def exercise_points(notebook: Notebook) -> Iterator[Complaint]:
+    headings = [cells["task"].headings for cells in notebook.exercises.values() if "task" in cells]
     matches = [exercises.HEADING.fullmatch(found[0][1]) for found in headings if found]
     points = sum(int(match[4]) for match in matches if match)
     if points != POINTS and all(matches):
@@ -230,8 +231,8 @@ def exercise_points(page: Page) -> Iterator[Complaint]:
 
 
 @rule("exercise-tests", not_for=("draft",))
-def exercise_tests(page: Page) -> Iterator[Complaint]:
-    path = page.topic.test_file
+def exercise_tests(notebook: Notebook) -> Iterator[Complaint]:
+    path = notebook.topic.test_file
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError:
@@ -245,7 +246,7 @@ def exercise_tests(page: Page) -> Iterator[Complaint]:
         return
     tables = _tables(tree)
     answer_of = {value: key for key, value in tables["CHECKS"].items()}
-    for cells in page.exercises.values():
+    for cells in notebook.exercises.values():
         for name in cells["check"].calls if "check" in cells else []:
             if not name.startswith("check."):
                 continue
@@ -273,7 +274,7 @@ def _tables(tree: ast.Module) -> dict[str, dict[str, str]]:
 
 
 @rule("exercise-placeholders", not_for=("draft",))
-def exercise_placeholders(page: Page) -> Iterator[Complaint]:
-    for path in (page.topic.check_file, page.topic.test_file):
+def exercise_placeholders(notebook: Notebook) -> Iterator[Complaint]:
+    for path in (notebook.topic.check_file, notebook.topic.test_file):
         if path.is_file() and (found := re.search(r"^.*\bTODO\b.*$", path.read_text(encoding="utf-8"), re.MULTILINE)):
-            yield "-", f"still has {found[0].strip()!r} in {path.relative_to(page.root).as_posix()}; fill it in"
+            yield "-", f"still has {found[0].strip()!r} in {path.relative_to(notebook.root).as_posix()}; fill it in"

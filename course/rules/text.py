@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from course.rules.page import Complaint, Page, named_topics, rule
+from course.rules.notebook import Notebook, named_topics
+from course.rules.table import Complaint, rule
 
 MIN_WORDS, MAX_WORDS = 2000, 4500
 
@@ -18,15 +19,15 @@ _MACHINE_PATH = re.compile(
 
 
 @rule("words", not_for=("draft", "first edition"))
-def words(page: Page) -> Iterator[Complaint]:
-    count = sum(len(re.findall(r"\w[\w'’-]*", cell.text.text(code=" code "))) for cell in page.markdown)
+def words(notebook: Notebook) -> Iterator[Complaint]:
+    count = sum(len(re.findall(r"\w[\w'’-]*", cell.text.text(code=" code "))) for cell in notebook.markdown)
     if not MIN_WORDS <= count <= MAX_WORDS:
         yield "-", f"has {count:,} words of prose; CONTRIBUTING.md asks for {MIN_WORDS:,} to {MAX_WORDS:,}"
 
 
 @rule("prose")
-def prose(page: Page) -> Iterator[Complaint]:
-    for cell in page.markdown:
+def prose(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.markdown:
         text = cell.text.text()
         shout = re.search(r"[^\n]{0,30}!", text)
         if shout:
@@ -37,17 +38,17 @@ def prose(page: Page) -> Iterator[Complaint]:
 
 
 @rule("references", not_for=("draft",))
-def references(page: Page) -> Iterator[Complaint]:
-    named = named_topics("\n".join(cell.source for cell in page.markdown))
-    for warning in page.topic.warnings:
+def references(notebook: Notebook) -> Iterator[Complaint]:
+    named = named_topics("\n".join(cell.source for cell in notebook.markdown))
+    for warning in notebook.topic.warnings:
         for number in warning.references:
             if number not in named:
                 yield "-", f"never names {number}; say in a line who teaches what: {warning.text}"
 
 
 @rule("paths")
-def paths(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def paths(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         for where, texts in (("source", [cell.source]), ("output", cell.texts)):
             found = next((match for match in map(_MACHINE_PATH.search, texts) if match), None)
             if found:
@@ -55,8 +56,8 @@ def paths(page: Page) -> Iterator[Complaint]:
 
 
 @rule("placeholders", not_for=("draft",))
-def placeholders(page: Page) -> Iterator[Complaint]:
-    for cell in page.cells:
+def placeholders(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.cells:
         found = re.search(r"\bTODO\b", cell.source)
         if cell.kind == "markdown":
             found = re.search(r"What belongs here|\{\{\w+\}\}", cell.text.text()) or found
@@ -65,9 +66,9 @@ def placeholders(page: Page) -> Iterator[Complaint]:
 
 
 @rule("links")
-def links(page: Page) -> Iterator[Complaint]:
-    folder = page.root / page.module.folder
-    for cell in page.markdown:
+def links(notebook: Notebook) -> Iterator[Complaint]:
+    folder = notebook.root / notebook.module.folder
+    for cell in notebook.markdown:
         for text, target in cell.text.links:
             file = target.partition("#")[0]
             if not file or re.match(r"[a-z][a-z+.-]*:", file) or (folder / unquote(file)).exists():

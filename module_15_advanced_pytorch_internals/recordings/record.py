@@ -3,8 +3,8 @@
 Needs an NVIDIA GPU and writes a file beside this one:
 
     training_history.json.gz    the caching allocator's own history, from an empty process: training with a varying
-                                batch size, empty_cache, two streams, an out-of-memory error (histories.py says in
-                                which form)
+                                batch size, empty_cache, two streams, an out-of-memory error (pack_history.py says
+                                in which form)
 
 It names the machine and the versions. With settings of the allocator that aren't the default (PYTORCH_ALLOC_CONF)
 nothing is recorded: the notebook's allocator has the default's rules.
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from module_15_advanced_pytorch_internals.recordings.histories import pack
+from module_15_advanced_pytorch_internals.recordings.pack_history import pack
 
 FOLDER = Path(__file__).parent
 COMMAND = "python -m module_15_advanced_pytorch_internals.recordings.record"

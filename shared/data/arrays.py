@@ -1,7 +1,9 @@
 """The canonical arrays of a data set, known by their checksums, and what can be wrong with a file of them."""
 
+import contextlib
 import hashlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +20,12 @@ class DamagedFile(DataError):
     """A file that does not hold what it should: truncated, changed, or something else altogether."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is damaged: {reason}")
+        super().__init__(path, reason)
         self.path = path
         self.reason = reason
 
-    def __reduce__(self) -> tuple:  # exceptions travel between processes
-        return type(self), (self.path, self.reason)
+    def __str__(self) -> str:
+        return f"{self.path} is damaged: {self.reason}"
 
 
 class Split(NamedTuple):
@@ -47,12 +49,21 @@ def check(array: np.ndarray, shape: tuple[int, ...], expected: str, path: Path) 
     return array
 
 
+@contextlib.contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Makes every exception a DamagedFile that names `path`: on damaged files readers fail in many ways."""
+    try:
+        yield
+    except DamagedFile:
+        raise
+    except Exception as error:
+        raise DamagedFile(path, reason(error)) from error
+
+
 def npy_array(data: bytes, path: Path) -> np.ndarray:
     """The array in the bytes of an .npy file. Raises DamagedFile naming `path`."""
-    try:
+    with blaming(path):
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError, MemoryError) as error:
-        raise DamagedFile(path, reason(error)) from error
 
 
 def reason(error: BaseException) -> str:

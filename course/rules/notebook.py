@@ -1,10 +1,9 @@
-"""A notebook as the rules see it, and the table of rules."""
+"""A notebook as the rules see it."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,34 +11,7 @@ from pathlib import Path
 from course.rules.markdown import Markdown
 from course.syllabus import Module, Topic
 
-Complaint = tuple[str, str]  # (cell id or "-", message)
-Check = Callable[["Page"], Iterator[Complaint]]
-
 _TOPIC_NUMBER = re.compile(r"(?<![\d-])([1-9]\d?-\d\d)(?![\d-])")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check under its name; it is not applied to topics whose status is in `not_for`."""
-
-    check: Check
-    not_for: tuple[str, ...]
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str, *, not_for: tuple[str, ...] = ()) -> Callable[[Check], Check]:
-    """Enter a function of a page, which yields complaints, into the table of rules.
-
-    not_for: statuses of syllabus.toml; "draft" for what is asked of finished work only.
-    """
-
-    def enter(check: Check) -> Check:
-        RULES[name] = Rule(check, not_for)
-        return check
-
-    return enter
 
 
 @dataclass
@@ -104,7 +76,7 @@ class Cell:
 
 
 @dataclass
-class Page:
+class Notebook:
     """A notebook together with what the syllabus says about it."""
 
     path: Path
@@ -141,7 +113,7 @@ class Page:
 
     @cached_property
     def exercises(self) -> dict[str, dict[str, Cell]]:
-        """Slug → {"task": cell, "answer": cell, "check": cell}, as far as they exist, in the order of the page."""
+        """Slug → {"task": cell, "answer": cell, "check": cell}, as far as they exist, in the order of the notebook."""
         found: dict[str, dict[str, Cell]] = {}
         for cell in self.cells:
             match = re.fullmatch(r"ex-(.+?)(-task|-check)?", cell.id)

@@ -1,13 +1,13 @@
 """The compact form in which an allocator's history is kept, and the program that makes it of somebody's snapshot.
 
-    python -m module_15_advanced_pytorch_internals.recordings.histories SNAPSHOT NAME --source TEXT --licence TEXT
+    python -m module_15_advanced_pytorch_internals.recordings.pack_history SNAPSHOT NAME --source TEXT --licence TEXT
 
 SNAPSHOT is what `torch.cuda.memory._dump_snapshot()` wrote (a pickle), or the same as JSON, gzipped or not. NAME ends
 in `history.json.gz` and is written beside this file. Only a history of the default allocator settings is of use.
 
-The form is one JSON object. `actions` has one letter an event (`LETTERS`), and `addresses`, `sizes` and `streams` have
-one number for each. `before` and `after` are the segments at both ends: [address, stream, pool, sizes of the blocks],
-in which a free block has a negative size. What else the file holds says where it comes from.
+The form is one JSON object. `actions` has one letter an event (`shared.histories.ACTIONS`), and `addresses`, `sizes`
+and `streams` have one number for each. `before` and `after` are the segments at both ends: [address, stream, pool,
+sizes of the blocks], in which a free block has a negative size. What else the file holds says where it comes from.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shared.histories import ACTIONS
+
 FOLDER = Path(__file__).parent
-LETTERS = {"alloc": "a", "free_completed": "f", "segment_alloc": "+", "segment_free": "-"}
+LETTERS = {action: letter for letter, action in ACTIONS.items()}
 MIB = 2**20
 
 

@@ -1,0 +1,24 @@
+"""Attributes replaced for a while, and then as they were."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def replacing() -> Iterator[Callable[[Any, str, Any], None]]:
+    """Yields `replace(owner, name, value)`, which is setattr until the block ends."""
+    kept = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
+        setattr(owner, name, value)
+
+    try:
+        yield replace
+    finally:
+        for owner, name, value in reversed(kept):
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
