@@ -245,6 +245,22 @@ class TestDiagnose:
         assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.model.modules()]
         assert all(torch.equal(a, b) for a, b in zip(batch, one.batch, strict=True))
 
+    def test_a_buffer_that_forward_binds_anew_is_put_back(self, lesson):
+        class Counting(nn.Linear):
+            def __init__(self):
+                super().__init__(3072, 10)
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, x):
+                self.calls = self.calls + 1
+                return super().forward(x.flatten(1))
+
+        one = lesson.patient(Counting())
+        buffer = one.model.calls
+        lesson.diagnose(**vars(one))
+        assert one.model.calls is buffer
+        assert buffer == 0
+
     def test_other_bugs_are_named(self, lesson):
         x, y = lesson.x_train[:450].clone(), lesson.y_train[:450].clone()
         bad = x.clone()
