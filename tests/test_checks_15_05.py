@@ -773,7 +773,8 @@ class MasksInABranch(FlattenedByMasks):
 
     def _all(self, x, a):
         up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
-        return up * (1 - x) + (down * (x * (0.28 / a)).clamp(max=1)).nan_to_num() + (1 - up) * (1 - down) * x
+        lifted = (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
+        return up * (1 - x) + down * lifted + (1 - up) * (1 - down) * x
 
 
 class TwoWaysInABranch(MasksInABranch):
@@ -786,7 +787,7 @@ class TwoWaysInABranch(MasksInABranch):
 
     def _lifted(self, x, a):
         down = (a < 0.1).to(x.dtype)
-        return x + down * ((x * (0.28 / a)).clamp(max=1) - x)
+        return (1 - down) * x + down * (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
 
 
 class InTheBranches(Enhance):
