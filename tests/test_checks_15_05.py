@@ -615,9 +615,9 @@ PROMISES_BATCHES = [
     ("each module of the model is in the mode it was in", _MODES, "one mode for all"),
     ("also after an error", _MODES, "restored without an error only"),
     ("and no buffer has moved", "no buffer has moved", "a program with the model's buffers"),
-    ("the program is compared with the model on one row before it is returned", _CANT, "one row isn't compared"),
+    ("program and model are compared on one row before it is returned", _CANT, "one row isn't compared"),
     (
-        "a model that does something else there, or raises, raises `ValueError` too",
+        "a model that does something else there, or raises, gets `ValueError`, too",
         _CANT,
         "an error for one row goes on",
     ),
