@@ -562,9 +562,9 @@ WRONG_BATCHES = {
         variant(
             "batches",
             (
-                "        ours, theirs =",
-                "        for module, mode in modes.items():\n            module.training = mode\n"
-                "        ours, theirs =",
+                f"        ours, theirs = {_COPIES}\n",
+                f"        ours, theirs = {_COPIES}\n"
+                "        for module, mode in modes.items():\n            module.training = mode\n",
             ),
             (_FINALLY, ""),
         ),
