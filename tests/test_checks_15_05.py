@@ -20,7 +20,7 @@ from course.exercises import student_source
 from shared import quiet
 from shared.checks import topic_15_05 as check
 
-GIVEN = definitions("15-05", "helpers", "recorder", "gate", "judge", "five", "report", "enhance")
+GIVEN = definitions("15-05", "helpers", "recorder", "replay", "gate", "judge", "five", "report", "enhance")
 ANSWERS = answers("15-05", given=GIVEN)
 STUBS = answers("15-05", edit=student_source, given=GIVEN)
 NAMES = {
@@ -390,7 +390,15 @@ def batches_by_hand(model, *args, **kwargs):
         names = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         shapes = {name: walk(value, lambda v: {0: size} if is_batch(v) else None) for name, value in names.items()}
         with torch.no_grad(), quiet():
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+            twin = copy.deepcopy(model)
+            made, first = copy.deepcopy(program.module()), lambda value: value[0:1] if is_batch(value) else value
+            given, named = walk(args, first), walk(kwargs, first)
+            try:
+                torch.testing.assert_close(made(*given, **named), twin(*given, **named), equal_nan=True)
+            except Exception as problem:
+                raise ValueError("a batch of one is another thing") from problem
+            return program
     except torch._dynamo.exc.UserError as problem:
         raise ValueError("no program for every batch") from problem
     finally:
@@ -405,11 +413,23 @@ def batches_strict_shapes(model, *args, **kwargs):
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     axis = Dim("n", min=1)
     shapes = pytree.tree_map(lambda x: {0: axis} if isinstance(x, Tensor) and x.ndim > 0 else None, dict(bound))
+    twin = copy.deepcopy(model).eval()
     try:
         with quiet():
-            return torch.export.export(copy.deepcopy(model).eval(), args, kwargs, dynamic_shapes=shapes)
+            program = torch.export.export(twin, args, kwargs, dynamic_shapes=shapes)
     except torch._dynamo.exc.UserError:
         raise ValueError("the batch can't be of any size") from None
+    state = copy.deepcopy(twin.state_dict())
+    single = pytree.tree_map(lambda x: x[-1:] if isinstance(x, Tensor) and x.ndim > 0 else x, (args, kwargs))
+    try:
+        with torch.no_grad():
+            pair = [run(*single[0], **single[1]) for run in (program.module(), twin)]
+    except Exception as problem:
+        raise ValueError("no batch of one row") from problem
+    twin.load_state_dict(state)  # the program's buffers are the twin's
+    if GIVEN["gap"](*pair) > 1e-6:
+        raise ValueError("a batch of one row gets another answer")
+    return program
 
 
 class Wrapped:
@@ -426,14 +446,19 @@ _EVAL = "        model.eval()\n"
 _FINALLY = "    finally:\n        for module, mode in modes.items():\n            module.training = mode\n"
 _EXCEPT = "    except torch._dynamo.exc.UserError as error:\n"
 _SIZE = '{0: Dim("batch", min=1)}'
-_TWO = "        return torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim else x\n"
+_TWO = "lambda x: torch.cat([x, x]), (args, kwargs), lambda x: x)"
+_AGREE = "agree(ours(*one[0], **one[1]), theirs(*one[0], **one[1]))"
+_COPIES = "copy.deepcopy((program.module(), model))"
 WRONG_BATCHES = {
     "returns the module": (
         lambda model, *a, **k: ANSWERS["export_batches"](model, *a, **k).module(),
         "ExportedProgram",
     ),
     "returns something else": (lambda model, *a, **k: Wrapped(ANSWERS["export_batches"](model, *a, **k)), "Wrapped"),
-    "the example as it is": (variant("batches", (_TWO, "        return x\n")), "takes every batch size[\\s\\S]*Hint 1"),
+    "the example as it is": (
+        variant("batches", (_TWO, "lambda x: x, (args, kwargs), lambda x: x)")),
+        "takes every batch size[\\s\\S]*Hint 1",
+    ),
     "sixteen rows at most": (variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=16)}')), "upper bounds"),
     "a million rows at most": (
         variant("batches", (_SIZE, '{0: Dim("batch", min=1, max=1_000_000)}')),
@@ -455,10 +480,12 @@ WRONG_BATCHES = {
         variant(
             "batches",
             (
-                "    args, kwargs = tree_map(two_rows, (args, kwargs))\n",
-                "    args = tuple(map(two_rows, args))\n    kwargs = {k: two_rows(v) for k, v in kwargs.items()}\n",
+                "        return tree_map(lambda x: change(x) if isinstance(x, Tensor) and x.ndim else other(x), tree)",
+                "        inner = lambda x: change(x) if isinstance(x, Tensor) and x.ndim else other(x)\n"
+                "        if isinstance(tree, tuple):\n"
+                "            return tuple(map(inner, tree[0])), {k: inner(v) for k, v in tree[1].items()}\n"
+                "        return {k: inner(v) for k, v in tree.items()}",
             ),
-            ("tree_map(shape, given)", "{k: shape(v) for k, v in given.items()}"),
         ),
         "nested, named",
     ),
@@ -499,6 +526,27 @@ WRONG_BATCHES = {
         variant("batches", ('f"not for every batch: {error}"', '"fixed"')),
         "the word in the message",
     ),
+    "one row isn't compared": (variant("batches", ("if not same:", "if False:")), "one row is"),
+    "one row only has to run": (variant("batches", (_AGREE, f"{_AGREE} or True")), "one row is scaled"),
+    "an error for one row goes on": (
+        variant("batches", ("    except Exception as error:\n", "    except NotImplementedError as error:\n")),
+        "one row raises",
+    ),
+    "NaN differs from NaN": (
+        variant(
+            "batches",
+            (
+                _AGREE,
+                f"{_AGREE} and not (isinstance(ours(*one[0], **one[1]), Tensor)"
+                " and ours(*one[0], **one[1]).isnan().any())",
+            ),
+        ),
+        "raised|no buffer",
+    ),
+    "a program with the model's buffers": (
+        variant("batches", (_COPIES, "program.module(), copy.deepcopy(model)")),
+        "no buffer has moved",
+    ),
     "all errors replaced": (variant("batches", (_EXCEPT, "    except Exception as error:\n")), "other errors"),
     "all of a kind replaced": (variant("batches", (_EXCEPT, "    except RuntimeError as error:\n")), "other errors"),
     "modes are left": (variant("batches", (_FINALLY, "")), "each module is in the mode"),
@@ -514,9 +562,9 @@ WRONG_BATCHES = {
         variant(
             "batches",
             (
-                "            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)\n",
-                "            made = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)\n"
-                "        for module, mode in modes.items():\n            module.training = mode\n        return made\n",
+                f"        ours, theirs = {_COPIES}\n",
+                f"        ours, theirs = {_COPIES}\n"
+                "        for module, mode in modes.items():\n            module.training = mode\n",
             ),
             (_FINALLY, ""),
         ),
@@ -566,11 +614,18 @@ PROMISES_BATCHES = [
     ),
     ("each module of the model is in the mode it was in", _MODES, "one mode for all"),
     ("also after an error", _MODES, "restored without an error only"),
+    ("and no buffer has moved", "no buffer has moved", "a program with the model's buffers"),
+    ("program and model are compared on one row before it is returned", _CANT, "one row isn't compared"),
+    (
+        "a model that does something else there, or raises, gets `ValueError`, too",
+        _CANT,
+        "an error for one row goes on",
+    ),
     ("Export in evaluation mode, for batches of any size from 1 on.", _TAKES, "sixteen rows at most"),
 ]
 CONTEXT_BATCHES = [
     "`forward` may have a `*rest`, but no `**rest`",
-    "a branch for one row alone need not be noticed.",
+    "Since export assumes more than one row without a guard",
 ]
 
 # ---------------------------------------------------------------- cond
@@ -707,6 +762,45 @@ class FlattenedByMasks(Flattened):
         return up * (1 - x) + down * (x * (0.28 / a)).clamp(max=1) + (1 - up) * (1 - down) * x
 
 
+class MasksInABranch(FlattenedByMasks):
+    """All three ways in one branch by arithmetic; other conds decide about numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        torch.cond(level > 0.5, lambda a: a + 1, lambda a: a + 2, (level,))
+        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
+
+    def _all(self, x, a):
+        up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
+        lifted = (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
+        return up * (1 - x) + down * lifted + (1 - up) * (1 - down) * x
+
+
+class TwoWaysInABranch(MasksInABranch):
+    """Negatives have a branch, the other two share one, where a mask decides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        return self.body(torch.cond(level > 0.5, lambda x, a: 1 - x, self._lifted, (x, level)))
+
+    def _lifted(self, x, a):
+        down = (a < 0.1).to(x.dtype)
+        return (1 - down) * x + down * (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
+
+
+class InTheBranches(Enhance):
+    """The body runs in each branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        lift = lambda x, a: self.body((x * (0.28 / a)).clamp(max=1))  # noqa: E731
+        rest = lambda x, a: torch.cond(a < 0.1, lift, lambda x, a: self.body(x), (x, a))  # noqa: E731
+        return torch.cond(level > 0.5, lambda x, a: self.body(1 - x), rest, (x, level))
+
+
 class AskedTheOtherWay(Enhance):
     """Inverts a batch whose level is NaN."""
 
@@ -797,6 +891,8 @@ WRONG_COND = {
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "on flattened images": (Flattened, "branch of torch.cond"),
     "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),
+    "masks in one branch": (MasksInABranch, "ways through the branches"),
+    "masks for two ways in one branch": (TwoWaysInABranch, "ways through the branches"),
     "NaN is a negative": (AskedTheOtherWay, "a NaN in an ordinary scan"),
     "no pixel below zero": (variant("cond", (".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
     "black isn't NaN": (variant("cond", ("(0.28 / level)", "(0.28 / level.clamp(min=1e-8))")), "a black scan"),
@@ -828,7 +924,7 @@ PROMISES_COND = [
     ("`dark` counts in the exported program as in `Enhance`", _DARK, "never counts"),
     ("one for each dark batch, none for others", _DARK, "counts double"),
     ("Names in the state dict stay as they are.", "names in the state dict stay", "an extra buffer"),
-    ("Each of the three ways is a branch of `torch.cond`", _ISCOND, "where"),
+    ("Each of the three ways is a branch of its own of `torch.cond`", _ISCOND, "masks in one branch"),
     ("Enhance, with its branches in the graph.", _ISCOND, "where"),
     ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
 ]
@@ -872,7 +968,10 @@ def loads_by_cases(folder, build, tolerance=1e-4):
             wanted = sample["output"]
             if answer.shape != wanted.shape or answer.dtype != wanted.dtype:
                 reasons.append((name, "another shape or dtype"))
-            elif not all(abs(a - b) <= tolerance for a, b in zip(answer.flatten().tolist(), wanted.flatten().tolist())):  # noqa: B905
+            elif not all(
+                a == b or abs(a - b) <= tolerance
+                for a, b in zip(answer.flatten().tolist(), wanted.flatten().tolist(), strict=True)
+            ):
                 reasons.append((name, "another answer"))
             else:
                 return module, reasons
@@ -1032,6 +1131,25 @@ WRONG_LOADER = {
         "good.pt: ValueError",
     ),
     "NaN passes": (variant("loader", ("if not " + _CLOSE, "if (got - want).abs().max() > tolerance")), "NaN"),
+    "equal infinities differ": (
+        variant("loader", ("if not " + _CLOSE, "if not ((got - want).abs() <= tolerance).all()")),
+        "equal infinities",
+    ),
+    "infinities of either sign": (
+        variant(
+            "loader",
+            ("if not " + _CLOSE, "if not (got.isinf() & want.isinf() | got.isclose(want, 0, tolerance)).all()"),
+        ),
+        "another sign",
+    ),
+    "infinities aren't compared": (
+        variant("loader", ("if not " + _CLOSE, "if not (want.isinf() | got.isclose(want, 0, tolerance)).all()")),
+        "another sign|the sample alone",
+    ),
+    "NaN is NaN": (
+        variant("loader", ("if not " + _CLOSE, "if not " + _CLOSE.replace("rtol=0", "equal_nan=True, rtol=0"))),
+        "NaN in both",
+    ),
     "the first number is compared": (
         variant("loader", ("if not " + _CLOSE, "if not (got - want)[:, :2].abs().max() <= tolerance")),
         "answers otherwise",
@@ -1150,7 +1268,9 @@ PROMISES_LOADER = [
         "differences are held against tolerance",
         "relative differences",
     ),
-    ("NaN differs from every number.", _OTHER, "NaN passes"),
+    ("equal infinities don't differ", "differences are held against tolerance", "equal infinities differ"),
+    ("NaN differs from everything", _OTHER, "NaN passes"),
+    ("from NaN too.", "differences are held against tolerance", "NaN is NaN"),
     (
         "A file that is damaged, missing, from the future or of an unknown format does not stop the search.",
         _GOES_ON,
@@ -1179,6 +1299,7 @@ PROMISES_LOADER = [
 CONTEXT_LOADER = [
     "for folders as `ship` writes them",
     "`build()` makes the architecture for a state dict.",
+    "Manifest and sample are whole.",
     "A form works if it can be loaded",
     "The model that is returned is callable with other batch sizes",
     "The other two forms are programs, and trusted.",
@@ -1199,7 +1320,7 @@ class TestChecks(CheckProtocol):
         "counterexamples": [searched, large],
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_strict_shapes],
-        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches],
         "load_shipped": [loads_by_cases, loads_recursively, loads_frozen],
     }
     WRONG: ClassVar = {

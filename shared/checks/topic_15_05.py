@@ -21,7 +21,7 @@ import torch
 import torch._dynamo.exc
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shared import quiet
 from shared.checks.feedback import Trial, exercise
@@ -284,6 +284,14 @@ class _Fixed(nn.Module):
             return x
         if self.kind == "pairs":
             return x.reshape(-1, 2, x.shape[1]).sum(dim=1)
+        if self.kind == "one row is scaled":
+            return x * 2 if x.shape[0] > 1 else x * 2.01
+        if self.kind == "one row is flat":
+            return x * 2 if x.shape[0] > 1 else x[0] * 2
+        if self.kind == "one row raises":
+            if x.shape[0] == 1:
+                raise ZeroDivisionError("a spread of one row")
+            return x * 2
         return x[:10] if x.shape[0] > 10 else x * 2
 
 
@@ -292,6 +300,18 @@ class _ByData(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.mean() > 0 else x * 2
+
+
+class _Spread(nn.Module):
+    """Of one row it makes NaN, as its program does; counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x / x.std(dim=0)
 
 
 class _Broken(nn.Module):
@@ -331,6 +351,7 @@ def _refuses(program: Callable[..., Any], *args: Any) -> bool:
 def _export_batches(model: nn.Module, *args: Any, **kwargs: Any) -> ExportedProgram:
     """Stand-in of exercise 3."""
     size = Dim("batch", min=1)
+    single = tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.ndim else x, (args, kwargs))
     double = lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim else x  # noqa: E731
     args, kwargs = tree_map(double, (args, kwargs))
     given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
@@ -339,12 +360,20 @@ def _export_batches(model: nn.Module, *args: Any, **kwargs: Any) -> ExportedProg
     model.eval()
     try:
         with quiet():
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+        results = [copy.deepcopy(form) for form in (program.module(), model)]
     except torch._dynamo.exc.UserError as error:
         raise ValueError(f"the batch is fixed: {error}") from None
     finally:
         for module, mode in modes:
             module.training = mode
+    try:
+        with quiet(), torch.no_grad():
+            results = [form(*single[0], **single[1]) for form in results]
+        torch.testing.assert_close(*results, rtol=0, atol=1e-4, equal_nan=True)
+    except Exception as error:
+        raise ValueError(f"a batch of one row: {error}") from None
+    return program
 
 
 _SIZES = (1, 2, 3, 8, 33)
@@ -427,7 +456,9 @@ def export_batches(trial: Trial, answer: Any) -> None:
         refused = _refuses(module, torch.randn(3, 4), torch.randn(5, 2, 2))
         trial.that("3 rows and 5 rows", refused, expected="an error", got="a result")
     with trial.group("a model that can't take every batch size raises ValueError", see=3, hint="what raises, and why?"):
-        for kind, rows in (("quarters", 4), ("loop", 3), ("pairs", 4), ("a branch at 10", 6), ("loop", 1)):
+        kinds = [("quarters", 4), ("loop", 3), ("pairs", 4), ("a branch at 10", 6), ("loop", 1)]
+        kinds += [("one row is scaled", 3), ("one row is scaled", 1), ("one row is flat", 2), ("one row raises", 4)]
+        for kind, rows in kinds:
             model = _mixed(_Fixed(kind))
             args = (kind, model, (torch.randn(rows, 4),))
             said = _error_of(lambda args=args: export(*args))
@@ -446,6 +477,12 @@ def export_batches(trial: Trial, answer: Any) -> None:
         said = _error_of(lambda: export("a branch on data", _ByData(), (torch.randn(2, 4),)))
         goes_on = said is not None and type(said) is not ValueError
         trial.that("a branch on data", goes_on, expected="the error of torch.export", got=repr(said)[:200])
+    with trial.group("no buffer has moved", hint="who shares the buffers with the model?"):
+        spread, x = _Spread(), torch.randn(5, 4)
+        for rows in (1, 3):
+            program = export(f"NaN for one row, {rows} in the example", spread, (torch.randn(rows, 4),))
+            trial.equal("calls that the model has counted", int(spread.calls), 0)
+        trial.close("5 rows", copy.deepcopy(program.module())(x), x / x.std(dim=0))
     with trial.group("each module is in the mode it was in", hint="remember what, and restore when?"):
         for name, _, before, after in kept:
             trial.equal(name, after, before)
@@ -556,6 +593,22 @@ def _chosen(module: torch.fx.GraphModule) -> list[str]:
     return [str(node.target) for node, (asked, given) in zip(nodes, sizes, strict=True) if asked < given]
 
 
+def _path(module: nn.Module, x: Tensor) -> tuple[str, ...]:
+    """The branches that a batch goes through, of those that return more than a number."""
+    taken: list[str] = []
+    for name, part in module.named_modules():
+        if isinstance(part, torch.fx.GraphModule) and name:
+
+            def note(_: object, given: object, result: object, name: str = name) -> None:
+                if any(isinstance(t, Tensor) and t.numel() > 1 for t in tree_leaves(result)):
+                    taken.append(name)
+
+            part.register_forward_hook(note)
+    with torch.no_grad():
+        module(x)
+    return tuple(taken)
+
+
 @exercise(
     "15-05.4",
     "Three ways through a model",
@@ -627,6 +680,11 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
                             trial.equal(case, int(module.dark) - start, counted)
                         else:
                             trial.close(case, got, body(image).detach())
+    with trial.group("each way is a branch of torch.cond", hint="which branch does each kind of scan take?", see=1):
+        for name, program, _, dtype, sizes in programs:
+            scans = _scans(dtype, sizes[-1])
+            ways = {_path(program.module(), scans[w]) for w in ("a negative", "an ordinary scan", "a dark scan")}
+            trial.equal(f"ways through the branches that three kinds of scans take, {name}", len(ways), 3)
     with trial.group("as plain Python it does what Enhance does", hint="compare with Enhance, way by way", see=1):
         model, body = make()
         counted = 0
@@ -789,7 +847,7 @@ def _load_shipped(
                     raise ValueError(f"unknown format {form['format']!r}")
                 got, want = model(sample["input"].clone()), sample["output"]
             same = got.shape == want.shape and got.dtype == want.dtype
-            if not same or not bool(((got - want).abs() <= tolerance).all()):
+            if not same or not bool(((got == want) | ((got - want).abs() <= tolerance)).all()):
                 raise ValueError("another answer than the sample's")
             return model, failed
         except Exception as error:
@@ -932,6 +990,22 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         tiny = ("torchscript", "a tiny.pt", _bytes_of(_changed(lambda m: m.norm.bias.add_(5e-4)), "torchscript"))
         _, failed = load(tiny, good)
         trial.equal("passed over: off by 5e-4, no tolerance given", [n for n, _ in failed], ["a tiny.pt"])
+        ends = torch.tensor([math.inf, -math.inf])
+        infinite, turned, empty = (
+            _changed(lambda m, at=at: m.norm.bias[1:3].copy_(at)) for at in (ends, -ends, ends * math.nan)
+        )
+        for case, sample_of, form, taken in (
+            ("equal infinities", infinite, infinite, True),
+            ("infinities of another sign", infinite, turned, False),
+            ("infinities in the sample alone", infinite, reference, False),
+            ("infinities in the form alone", reference, infinite, False),
+            ("NaN in both", empty, empty, False),
+        ):
+            with torch.no_grad():
+                sample = {"input": x, "output": sample_of(x)}
+            data = _bytes_of(form, "state_dict")
+            said = _error_of(lambda data=data, sample=sample: load(("state_dict", "a.pt", data), sample=sample))
+            trial.equal(f"{case}: is taken", said is None, taken)
     with trial.group("the model is in evaluation mode", hint="in which mode is what you return?", see=3):
         for format_ in ("torchscript", "state_dict"):
             data = _bytes_of(_changed(lambda m: None, training=True), format_)
