@@ -235,7 +235,7 @@ class Environment:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
         free = shutil.disk_usage(self.folder).free / 1e9
         say(
-            "Installing what the course needs. A new environment takes about 3 GB to download, 2 to 4 minutes on a "
+            "Installing what the course needs. A new environment takes about 3 GB to download, 3 to 5 minutes on a "
             f"fast line, and 6.3 GB of disk with the CUDA build; {free:.0f} GB are free."
         )
         if self.index:

@@ -57,18 +57,17 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
         _fetch(facts, folder)
         return read_split(facts, folder, split), "full"
     if mode == "auto" and interactive():
-        if failure := recent_failure(facts, folder):
-            why = f"fetching the full set failed: {failure}"
-        else:
-            try:
-                _fetch(facts, folder, seconds=QUICK, advice=HOW_TO_DECLINE)
-                return read_split(facts, folder, split), "full"
-            except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
-                remember_failure(facts, folder, "interrupted")
-                why = "fetching the full set was interrupted"
-            except DataError as error:
-                reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
-                why = f"fetching the full set failed: {(reasons or [error])[0]}"
+        try:
+            if failure := recent_failure(facts, folder):
+                raise DataError(failure)
+            _fetch(facts, folder, seconds=QUICK, advice=HOW_TO_DECLINE)
+            return read_split(facts, folder, split), "full"
+        except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
+            remember_failure(facts, folder, "interrupted")
+            why = "fetching the full set was interrupted"
+        except DataError as error:
+            reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
+            why = f"fetching the full set failed: {(reasons or [error])[0]}"
     # one line a data set and cell, so that train and test loaded together don't say it twice
     key = (facts.key, getattr(_shell(), "execution_count", None))
     if key not in _told:
