@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import re
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -260,6 +261,11 @@ class TestDiagnose:
         lesson.diagnose(**vars(one))
         assert one.model.calls is buffer
         assert buffer == 0
+
+    def test_a_model_that_cannot_be_copied(self, lesson):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+        model.lock = threading.Lock()  # deepcopy raises TypeError
+        assert lesson.diagnose(**vars(lesson.patient(model))) == []
 
     def test_other_bugs_are_named(self, lesson):
         x, y = lesson.x_train[:450].clone(), lesson.y_train[:450].clone()
