@@ -11,6 +11,7 @@ statements that define a name which the answer, the check's argument or another 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -284,6 +285,9 @@ def _end(process: mp.process.BaseProcess) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:
         family = []
+    with contextlib.suppress(OSError, AttributeError):
+        if os.getpgid(process.pid) == process.pid:  # a child that begins meanwhile is in no list, but in the group
+            os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
     for member in family:
@@ -301,6 +305,8 @@ def _end_with_parent() -> None:
 
 def _judge(target: Target, answer: str, folder: str, limit: float, link: Connection) -> None:
     """In the new process: run what comes before, then the answer, then the check, and say how it went."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # a group of its own, which _end kills as a whole
     _confine(folder, _START_SECONDS + limit)
     namespace = {"__name__": "__main__"}  # so that cloudpickle sends what is defined here to ranks by value
     try:

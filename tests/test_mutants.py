@@ -352,7 +352,7 @@ def test_an_answer_that_hangs_is_ended_with_all_that_it_started():
     )
     assert try_answer(target_of(), f"{started}\n{answer}", limit=1).status == "timed out"
     left = [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
-    assert left == []
+    assert psutil.wait_procs(left, timeout=5)[1] == []
 
 
 @pytest.mark.processes
