@@ -19,6 +19,7 @@ torch.jit.trace records is not watched.
 
 import contextlib
 import functools
+import inspect
 import os
 import threading
 import weakref
@@ -26,7 +27,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo
 from torch import Tensor
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
@@ -328,12 +331,17 @@ class _Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else each operation pays for a wrapper that keeps torch.compile out
-
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+        """Watch one operation, and let torch.compile look away meanwhile."""
+        compiling = set_eval_frame(None)
+        if compiling is None:
+            return self._watch(function, types, args, kwargs or {})
+        try:
+            return self._watch(function, types, args, kwargs or {})
+        finally:
+            set_eval_frame(compiling)
+
+    def _watch(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
         if _fake_mode() or (types and any(issubclass(kind, FakeTensor) for kind in types)):
             return function(*args, **kwargs)  # fake tensors stay on the CPU
         if types and any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
@@ -403,6 +411,10 @@ class _Watch(TorchDispatchMode):
             if number.requires_grad and not hasattr(number, "pretended"):  # the engine moves its gradient back
                 number.pretended = number.register_hook(Tensor.cpu)
         return _ACCELERATOR if _ACCELERATOR in seen else _HOST if _HOST in seen or numbers else _UNKNOWN
+
+
+# PyTorch puts a wrapper around it that does the same for three times the price of all else that is done here
+_Watch.__torch_dispatch__ = torch._dynamo.decorators.skip(inspect.unwrap(_Watch.__torch_dispatch__))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
@@ -388,3 +389,16 @@ list(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork"))"""
     with pretended_accelerator() as device, pytest.raises(RuntimeError, match="in forked subprocess"):
         run(source, device)
     gc.collect()  # the loader, and with it its worker
+
+
+def test_torch_compile_sees_neither_the_model_nor_the_watch():
+    torch._dynamo.utils.counters.clear()
+    graphs = []
+    with pretended_accelerator() as device, torch.no_grad():
+        net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU()).to(device).eval()
+        x = torch.rand(2, 1, 6, 6, device=device)
+        torch.compiler.reset()
+        compiled = torch.compile(net, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+        assert torch.equal(compiled(x), net(x))
+    assert graphs == []
+    assert torch._dynamo.utils.counters["frames"]["total"] == 0
