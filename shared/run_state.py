@@ -1,6 +1,7 @@
 """What a checkpoint needs of objects that are PyTorch's or NumPy's: samplers, generators, plain numbers."""
 
 import io
+import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,9 +50,24 @@ def plain(state: Any) -> Any:
         pickle.UnpicklingError: `torch.load` would refuse something in it with `weights_only=True`.
     """
     found = _with_numbers(state)
-    torch.save(_without_contents(found), buffer := io.BytesIO())
-    torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    _refuse(found, "state")
     return found
+
+
+def _refuse(value: Any, where: str) -> None:
+    """Raise for the first part that can't be read back, with its place and its type."""
+    torch.save(_without_contents(value), buffer := io.BytesIO())
+    try:
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except pickle.UnpicklingError:
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        )
+        for key, part in parts:
+            _refuse(part, f"{where}[{key!r}]")
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        message = f"{where} is a {kind}, which torch.load refuses with weights_only=True"
+        raise pickle.UnpicklingError(message) from None
 
 
 def _with_numbers(value: Any) -> Any:
