@@ -605,7 +605,7 @@ def test_damaged_checkpoints_are_reported_and_older_ones_used(lesson, tmp_path, 
         for path in found:
             path.write_bytes(path.read_bytes()[:-1])
         assert equal(wanted, everything(lesson, tmp_path))
-        assert capsys.readouterr().out.count("left out: ") == damaged
+        assert capsys.readouterr().out.count("left out, damaged: ") == damaged
         assert all(path.with_suffix(".aside").exists() for path in found)
     newest.write_bytes(b"")
     with pytest.raises(lesson.DamagedCheckpoint):

@@ -370,7 +370,11 @@ PROMISES_STOPPING = [
     ("`on_fit_start` sets", "reason: None until it stops, then a text", "a new fit keeps the reason"),
     ("carry `best`, `wait` and `reason` into a new object", "the state goes into a new object", "state without wait"),
     ("If the loaded run had stopped", "what has stopped stays stopped", "goes on after loading"),
-    ("what has stopped stays stopped", "what has stopped stays stopped", "the reason isn't saved"),
+    (
+        "`on_checkpoint_load` (called after `load_state_dict`) raises",
+        "what has stopped stays stopped",
+        "the reason isn't saved",
+    ),
     ("`ValueError` for another `mode`", _ERRORS, "any mode"),
     ("`KeyError` with the metric's name in it", _ERRORS, "a missing metric is passed over"),
 ]
@@ -651,7 +655,6 @@ CONTEXT_RATIO = [
     "As a rule of thumb about",
     "far above, training jumps;",
     "far below, it creeps.",
-    "Gradients alone don't tell",
 ]
 
 # ---------------------------------------------------------------- checkpoint files
@@ -1007,31 +1010,35 @@ PROMISES_FILE = [
     ("`write(state)` stores what `torch.save` can store, `read()` returns it.", _BACK, "reads a copy from memory"),
     ("A state in a file that is either whole or not there.", _MOMENT, "in place"),
     (
-        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole.",
+        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole:",
         _MOMENT,
         "in place",
     ),
-    ("That holds when the process is killed", _MOMENT, "deletes the old one first"),
+    ("also when the process is killed", _MOMENT, "deletes the old one first"),
     ("when `torch.save` raises", "torch.save that raises leaves the old one", "forgets the old one at the beginning"),
     ("and when the machine loses power", _DISK, "no fsync"),
-    ("the content is on the disk (`os.fsync`) before it gets its name", _DISK, "no flush"),
+    ("What stands at `path` is on the disk (`os.fsync`);", _DISK, "no flush"),
     ("so is the folder's entry", _ENTRY, "the folder is forgotten"),
     ("when `write` returns", _ENTRY, "the folder too early"),
     ("Nothing stays open.", "nothing stays open", "the folder stays open"),
-    ("The other name is `path` with `.tmp` behind it, in the same folder", _TMP, "another name"),
-    ("what a killed process left there is in nobody's way", _MOMENT, "a leftover is in the way"),
+    (
+        "A second name that you need on the way is `path` with `.tmp` behind it, in the same folder;",
+        _TMP,
+        "another name",
+    ),
+    ("what a killed process or a failed write left there is in nobody's way", _MOMENT, "a leftover is in the way"),
     ("and nothing else is left", _TMP, "leaves the sum beside it"),
     ("`read` raises `DamagedCheckpoint`", _DAMAGE, "another exception"),
     ("with the file's name in it", _DAMAGE, "the file isn't named"),
     (
-        "if the file was cut off at any byte, if bytes were added, or if a single bit was changed anywhere",
+        "if the file was cut off, if bytes were added, or if a single bit was changed",
         _DAMAGE,
         "length only",
     ),
     ("A missing file is a `FileNotFoundError`.", "a missing file is a FileNotFoundError", "a missing file is damage"),
     ("Raises DamagedCheckpoint, FileNotFoundError.", "a missing file is a FileNotFoundError", "a missing file is None"),
     ("`read` unpickles with `weights_only=True`", "unpickled with weights_only", "unpickles anything"),
-    ("only after the checksum was found right", "a damaged file is not unpickled", "unpickles first"),
+    ("only what it has found undamaged", "a damaged file is not unpickled", "unpickles first"),
     ("Tensors arrive on the CPU", "tensors arrive on the CPU", "back to the GPU"),
 ]
 
@@ -1227,7 +1234,11 @@ _NESTED, _AHEAD = "samples are counted in the first tensor, however nested", "re
 _REFUSED = "ValueError for what can't be grouped"
 PROMISES_GROUPS = [
     ("a generator of triples `(batch, weight, last)`", _ONCE, "lists for tuples"),
-    ("It yields the batches of an iterable, the same objects, each once and in order.", _ONCE, "the reverse order"),
+    (
+        "It yields the batches of an iterable, which may have no end, the same objects, each once and in order.",
+        _ONCE,
+        "the reverse order",
+    ),
     ("Each `count` of them form a group", _LAST, "last at the end of all"),
     ("the last group may have fewer", _ONCE, "drops the last group"),
     ("`weight` is the batch's share of its group's samples, a float.", _SHARE, "one over the count"),
@@ -1543,6 +1554,7 @@ CONTEXT = {
     **dict.fromkeys(CHECKS, ()),
     "UpdateRatio": CONTEXT_RATIO,
     "grouped": ["Batches in groups:"],
+    "CheckpointFile": ["A file that isn't what was written;", "the message names it."],
     "EarlyStopping": ["(The skeleton lacks some methods.)"],
 }
 
