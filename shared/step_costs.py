@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-STEPS = 150  # a fit costs something once, so not too few
+SHORT, LONG = 10, 160  # steps of two fits; their difference is free of what a fit costs once
 
 
-def small_problem() -> tuple[nn.Module, torch.optim.Optimizer, Callable, list[tuple[torch.Tensor, torch.Tensor]]]:
+def small_problem(
+    steps: int = LONG,
+) -> tuple[nn.Module, torch.optim.Optimizer, Callable, list[tuple[torch.Tensor, torch.Tensor]]]:
     """A 64-64-10 perceptron, SGD, cross-entropy and a list of batches of 32: always the same."""
     dice = torch.Generator().manual_seed(1)
-    xs, ys = torch.randn(STEPS, 32, 64, generator=dice), torch.randint(10, (STEPS, 32), generator=dice)
+    xs, ys = torch.randn(steps, 32, 64, generator=dice), torch.randint(10, (steps, 32), generator=dice)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -36,22 +38,26 @@ def fitted(way: Callable[..., object]) -> nn.Module:
 def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quantile: float = 0.1) -> dict[str, float]:
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
-    One thread, the ways in turns; a low quantile of many short runs, which other programs disturb least.
+    One thread, the ways in turns, a fit of 10 and one of 160 steps each; the difference of low quantiles of many such
+    fits, which other programs disturb least and which has nothing of what a fit costs once.
     """
-    threads, found = torch.get_num_threads(), {name: [] for name in ways}
+    threads = torch.get_num_threads()
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
     torch.set_num_threads(1)
     try:
         for name, way in [*ways.items()] * rounds:
-            problem = small_problem()
-            gc.disable()
-            start = time.perf_counter()
-            way(*problem)
-            found[name].append((time.perf_counter() - start) / STEPS * 1e6)
-            gc.enable()
+            for times, steps in zip(found[name], (SHORT, LONG), strict=True):
+                problem = small_problem(steps)
+                gc.disable()
+                start = time.perf_counter()
+                way(*problem)
+                times.append((time.perf_counter() - start) * 1e6)
+                gc.enable()
     finally:
         gc.enable()
         torch.set_num_threads(threads)
-    return {name: float(np.quantile(times, quantile)) for name, times in found.items()}
+    low = {name: [float(np.quantile(times, quantile)) for times in both] for name, both in found.items()}
+    return {name: (long - short) / (LONG - SHORT) for name, (short, long) in low.items()}
 
 
 def lightning_fit(model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, max_epochs: int = 1) -> None:

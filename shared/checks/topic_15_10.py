@@ -315,6 +315,7 @@ class _Reads(TorchFunctionMode):
         "__index__",
         "__format__",
         "__repr__",
+        "__array__",
         "equal",
         "allclose",
         "nonzero",
@@ -327,7 +328,10 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in self.NAMES or (name == "to" and "cpu" in (*args[1:], *(kwargs or {}).values())):
+        places = (
+            str(value) for value in (*args[1:], *(kwargs or {}).values()) if isinstance(value, str | torch.device)
+        )
+        if name in self.NAMES or (name == "to" and "cpu" in places):
             self.names.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -1025,6 +1029,7 @@ def grouped(trial: Trial, answer: Any) -> None:
     for name, batches, count in (
         ("count 0", sized([2, 2]), 0),
         ("count -1", sized([2, 2]), -1),
+        ("count -3", sized([2, 2]), -3),
         ("count 0 of none", [], 0),
         ("no tensor", [torch.ones(2), ("text", {"n": 3})], 2),
         ("an empty batch", [[]], 1),
@@ -1282,7 +1287,8 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
             want = _draws(loop)
             _set_all(loop, before)
             loop.generator_states()
-            trial.equal("draws after a call and without", _draws(loop), want)
+            loop.state_dict()
+            trial.equal("draws after a call (and one of state_dict()) and without", _draws(loop), want)
 
 
 class _Dice:
