@@ -1408,7 +1408,7 @@ WRONG_TRAINER = {
     ),
     "the callbacks themselves": (
         variant("trainer", (_CALLBACKS, "[[type(c).__name__, vars(c)] for c in self.callbacks]")),
-        "puts back|weights_only|snapshot|runs",
+        "puts back|weights_only|snapshot|runs|only looks",
     ),
     "no snapshot": (variant("trainer", ("return copy.deepcopy(state)", "return state")), "snapshot"),
     "a shallow one": (variant("trainer", ("copy.deepcopy(state)", "copy.copy(state)")), "snapshot"),
