@@ -1,8 +1,11 @@
 """A line of text that changes in place: in a notebook, in a terminal; in a file only its last state is written."""
 
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
+SECONDS = 0.2  # between two states of a line that changes often
 WIDTH = 78  # characters that are overwritten in a terminal
 
 
@@ -20,6 +23,13 @@ class LiveLine:
         ipython = sys.modules.get("IPython")
         self._display: Any = ipython.display if ipython and ipython.get_ipython() else None
         self._handle: Any = None
+        self._shown = time.perf_counter()
+
+    def sometimes(self, text: Callable[[], str]) -> None:
+        """Show what `text()` says, five times a second at most; it is not called in between."""
+        if time.perf_counter() - self._shown > SECONDS:
+            self.show(text())
+            self._shown = time.perf_counter()
 
     def show(self, text: str) -> None:
         """Show a state that will change; nothing in a file."""

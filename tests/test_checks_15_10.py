@@ -22,10 +22,10 @@ from course.answers import answers, definitions
 from course.exercises import student_source
 from shared.checks import topic_15_10 as check
 
-CELLS = """callback stages loop signals safe-loop safe-leave safe-finish step-rows metrics-logger metrics-logger-state
-    damaged model-checkpoint place engine engine-batches engine-batch engine-compute engine-update resumable-sampler
-    savable savable-save savable-resume savable-lay-over"""
-GIVEN = definitions("15-10", "device", "helpers", *CELLS.split())
+CELLS = """data helpers plain-loop callback stages loop order ended signals ending-loop safe-loop read-together step-rows
+    log-reads metrics-logger ex-file model-checkpoint place ex-groups group-loop engine parallel-engine resumable-sampler
+    savable newest resumable"""
+GIVEN = definitions("15-10", "device", *CELLS.split())
 ANSWERS = answers("15-10", given=GIVEN)
 STUBS = answers("15-10", edit=student_source, given=GIVEN)
 GIVEN.update({name: ANSWERS[name] for name in ("CheckpointFile", "grouped")})  # which the lesson's classes call
@@ -37,7 +37,7 @@ NAMES = {
     "trainer": "Trainer",
 }
 variant = variants("15-10", NAMES, GIVEN)
-Callback, Savable, StopFit = GIVEN["Callback"], GIVEN["Savable"], GIVEN["StopFit"]
+Callback, Resumable, StopFit = GIVEN["Callback"], GIVEN["Resumable"], GIVEN["StopFit"]
 DamagedCheckpoint, loader_generators = GIVEN["DamagedCheckpoint"], GIVEN["loader_generators"]
 random_module = GIVEN["random_module"]
 
@@ -370,7 +370,11 @@ PROMISES_STOPPING = [
     ("`on_fit_start` sets", "reason: None until it stops, then a text", "a new fit keeps the reason"),
     ("carry `best`, `wait` and `reason` into a new object", "the state goes into a new object", "state without wait"),
     ("If the loaded run had stopped", "what has stopped stays stopped", "goes on after loading"),
-    ("what has stopped stays stopped", "what has stopped stays stopped", "the reason isn't saved"),
+    (
+        "`on_checkpoint_load` (called after `load_state_dict`) raises",
+        "what has stopped stays stopped",
+        "the reason isn't saved",
+    ),
     ("`ValueError` for another `mode`", _ERRORS, "any mode"),
     ("`KeyError` with the metric's name in it", _ERRORS, "a missing metric is passed over"),
 ]
@@ -651,7 +655,6 @@ CONTEXT_RATIO = [
     "As a rule of thumb about",
     "far above, training jumps;",
     "far below, it creeps.",
-    "Gradients alone don't tell",
 ]
 
 # ---------------------------------------------------------------- checkpoint files
@@ -1007,31 +1010,35 @@ PROMISES_FILE = [
     ("`write(state)` stores what `torch.save` can store, `read()` returns it.", _BACK, "reads a copy from memory"),
     ("A state in a file that is either whole or not there.", _MOMENT, "in place"),
     (
-        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole.",
+        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole:",
         _MOMENT,
         "in place",
     ),
-    ("That holds when the process is killed", _MOMENT, "deletes the old one first"),
+    ("also when the process is killed", _MOMENT, "deletes the old one first"),
     ("when `torch.save` raises", "torch.save that raises leaves the old one", "forgets the old one at the beginning"),
     ("and when the machine loses power", _DISK, "no fsync"),
-    ("the content is on the disk (`os.fsync`) before it gets its name", _DISK, "no flush"),
+    ("What stands at `path` is on the disk (`os.fsync`);", _DISK, "no flush"),
     ("so is the folder's entry", _ENTRY, "the folder is forgotten"),
     ("when `write` returns", _ENTRY, "the folder too early"),
     ("Nothing stays open.", "nothing stays open", "the folder stays open"),
-    ("The other name is `path` with `.tmp` behind it, in the same folder", _TMP, "another name"),
-    ("what a killed process left there is in nobody's way", _MOMENT, "a leftover is in the way"),
+    (
+        "A second name that you need on the way is `path` with `.tmp` behind it, in the same folder;",
+        _TMP,
+        "another name",
+    ),
+    ("what a killed process or a failed write left there is in nobody's way", _MOMENT, "a leftover is in the way"),
     ("and nothing else is left", _TMP, "leaves the sum beside it"),
     ("`read` raises `DamagedCheckpoint`", _DAMAGE, "another exception"),
     ("with the file's name in it", _DAMAGE, "the file isn't named"),
     (
-        "if the file was cut off at any byte, if bytes were added, or if a single bit was changed anywhere",
+        "if the file was cut off, if bytes were added, or if a single bit was changed",
         _DAMAGE,
         "length only",
     ),
     ("A missing file is a `FileNotFoundError`.", "a missing file is a FileNotFoundError", "a missing file is damage"),
     ("Raises DamagedCheckpoint, FileNotFoundError.", "a missing file is a FileNotFoundError", "a missing file is None"),
     ("`read` unpickles with `weights_only=True`", "unpickled with weights_only", "unpickles anything"),
-    ("only after the checksum was found right", "a damaged file is not unpickled", "unpickles first"),
+    ("only what it has found undamaged", "a damaged file is not unpickled", "unpickles first"),
     ("Tensors arrive on the CPU", "tensors arrive on the CPU", "back to the GPU"),
 ]
 
@@ -1227,7 +1234,11 @@ _NESTED, _AHEAD = "samples are counted in the first tensor, however nested", "re
 _REFUSED = "ValueError for what can't be grouped"
 PROMISES_GROUPS = [
     ("a generator of triples `(batch, weight, last)`", _ONCE, "lists for tuples"),
-    ("It yields the batches of an iterable, the same objects, each once and in order.", _ONCE, "the reverse order"),
+    (
+        "It yields the batches of an iterable, which may have no end, the same objects, each once and in order.",
+        _ONCE,
+        "the reverse order",
+    ),
     ("Each `count` of them form a group", _LAST, "last at the end of all"),
     ("the last group may have fewer", _ONCE, "drops the last group"),
     ("`weight` is the batch's share of its group's samples, a float.", _SHARE, "one over the count"),
@@ -1246,7 +1257,7 @@ PROMISES_GROUPS = [
 # ---------------------------------------------------------------- a run that goes on
 
 
-class InOneDict(Savable):
+class InOneDict(Resumable):
     """All states by their names, the generators in a list."""
 
     def generator_states(self):
@@ -1255,19 +1266,22 @@ class InOneDict(Savable):
         inner["key"] = torch.from_numpy(inner["key"].astype(np.int64))
         states = [list(random.getstate()), {**numpy_state, "state": inner}, torch.random.get_rng_state()]
         module = random_module(self.device)
-        device = module.get_rng_state() if module is not None else None
-        return [device, *states, *(g.get_state() for g in loader_generators(self))]
+        device = module.get_rng_state(self.device) if module is not None else None
+        return [device, *states, *(g.get_state() for g in self._own())]
 
     def set_generator_states(self, states):
         device, python, numpy_state, cpu, *own = states
         if device is not None:
-            random_module(self.device).set_rng_state(device)
+            random_module(self.device).set_rng_state(device, device=self.device)
         random.setstate((python[0], tuple(python[1]), python[2]))
         inner = {**numpy_state["state"], "key": numpy_state["state"]["key"].numpy().astype(np.uint32)}
         np.random.set_state({**numpy_state, "state": inner})
         torch.random.set_rng_state(cpu)
-        for generator, state in zip(loader_generators(self), own, strict=True):
+        for generator, state in zip(self._own(), own, strict=True):
             generator.set_state(state)
+
+    def _own(self):
+        return loader_generators((self.train_loader, self.val_loader))
 
     def _names(self):
         return [f"{i}-{c.__class__.__qualname__}" for i, c in enumerate(self.callbacks)]
@@ -1306,13 +1320,16 @@ _SETS = '        self.set_generator_states(state["generators"])\n'
 _SUPER = "        super().load_state_dict(state)\n"
 _NUMPY = 'np.random.set_state(tuple(states["numpy"]))'
 _PYTHON = 'random.setstate(states["python"])'
-_OWN = "[generator.get_state() for generator in loader_generators(self)]"
-_OWN_SET = '        for generator, state in zip(loader_generators(self), states["own"], strict=True):\n            generator.set_state(state)\n'
+_OWN = "[one.get_state() for one in own]"
+_BOTH = "[self.train_loader, self.val_loader]"
+_OWN_SET = (
+    '        for generator, state in zip(own, states["own"], strict=True):\n            generator.set_state(state)\n'
+)
 _CALLBACKS = "[[type(c).__name__, c.state_dict()] for c in self.callbacks]"
 _LOADED = "            callback.load_state_dict(own)\n"
 _DIFFER = "        if saved != here:\n"
 WRONG_TRAINER = {
-    "not a Savable": (type("Alone", (), dict(vars(ANSWERS["Trainer"]))), "derived from Savable"),
+    "not a Resumable": (type("Alone", (), dict(vars(ANSWERS["Trainer"]))), "derived from Resumable"),
     "Python's is left out": (variant("trainer", (_PYTHON, "pass")), "draw the same"),
     "NumPy's is left out": (variant("trainer", (_NUMPY, "pass")), "draw the same"),
     "NumPy's second Gaussian is lost": (
@@ -1339,7 +1356,7 @@ WRONG_TRAINER = {
     "the training loader's only": (
         variant(
             "trainer",
-            ("loader_generators(self)]", "loader_generators(self)[:1]]"),
+            (_OWN, _OWN.replace("own]", "own[:1]]")),
             (", strict=True):\n            generator", ", strict=False):\n            generator"),
         ),
         "draw the same|same bits",
@@ -1353,7 +1370,19 @@ WRONG_TRAINER = {
         "draw the same",
     ),
     "the accelerator's is left out": (
-        variant("trainer", ('            module.set_rng_state(states["device"])\n', "            pass\n")),
+        variant("trainer", ('            module.set_rng_state(states["device"], self.device)\n', "            pass\n")),
+        "accelerator's generator",
+    ),
+    "the current device's": (
+        variant(
+            "trainer",
+            ("get_rng_state(self.device)", "get_rng_state()"),
+            ('set_rng_state(states["device"], self.device)', 'set_rng_state(states["device"])'),
+        ),
+        "accelerator's generator",
+    ),
+    "put back on the current device": (
+        variant("trainer", ('set_rng_state(states["device"], self.device)', 'set_rng_state(states["device"])')),
         "accelerator's generator",
     ),
     "draws while it saves": (
@@ -1372,14 +1401,14 @@ WRONG_TRAINER = {
     "a generator object": (
         variant(
             "trainer",
-            (_OWN, "loader_generators(self)"),
+            (_OWN, "own"),
             ("generator.set_state(state)", "generator.set_state(state.get_state())"),
         ),
         "weights_only|draw|No|raised|runs",
     ),
     "the callbacks themselves": (
         variant("trainer", (_CALLBACKS, "[[type(c).__name__, vars(c)] for c in self.callbacks]")),
-        "puts back|weights_only|snapshot|runs",
+        "puts back|weights_only|snapshot|runs|only looks",
     ),
     "no snapshot": (variant("trainer", ("return copy.deepcopy(state)", "return state")), "snapshot"),
     "a shallow one": (variant("trainer", ("copy.deepcopy(state)", "copy.copy(state)")), "snapshot"),
@@ -1396,7 +1425,7 @@ WRONG_TRAINER = {
         "puts back",
     ),
     "without the scaler": (
-        variant("trainer", ('        if self.scaler:\n            self.scaler.load_state_dict(state["scaler"])\n', "")),
+        variant("trainer", ('        self.scaler.load_state_dict(state["scaler"])\n', "")),
         "puts back",
     ),
     "without callbacks": (variant("trainer", (_LOADED, "            pass\n")), "puts back"),
@@ -1423,7 +1452,7 @@ WRONG_TRAINER = {
     "two of the loaders' generators": (
         variant(
             "trainer",
-            ("loader_generators(self)]", "loader_generators(self)[:2]]"),
+            (_OWN, _OWN.replace("own]", "own[:2]]")),
             (", strict=True):\n            generator", ", strict=False):\n            generator"),
         ),
         "draw the same",
@@ -1434,16 +1463,6 @@ WRONG_TRAINER = {
             (_DIFFER, "        if len(saved) != len(here) or saved[0] != here[0] or set(saved) != set(here):\n"),
         ),
         "other callbacks",
-    ),
-    "a scaler is always there": (
-        variant(
-            "trainer",
-            (
-                '        if self.scaler:\n            self.scaler.load_state_dict(state["scaler"])\n',
-                '        if state["scaler"] is None:\n            raise KeyError("scaler")\n        self.scaler.load_state_dict(state["scaler"])\n',
-            ),
-        ),
-        "same bits",
     ),
     "any callbacks": (
         variant(
@@ -1480,7 +1499,7 @@ WRONG_TRAINER = {
 _DRAW, _BITS = "generators draw the same again", "a run that goes on ends with the same bits"
 _PUT, _OTHER = "load_state_dict puts back", "ValueError for other callbacks, before anything is changed"
 PROMISES_TRAINER = [
-    ("a `Savable` with four methods of its own", "is derived from Savable", "not a Savable"),
+    ("Write `Trainer`, a `Resumable` with a complete state", "is derived from Resumable", "not a Resumable"),
     (
         "A loop with callbacks whose runs can be interrupted at any moment and gone on with.",
         _BITS,
@@ -1492,16 +1511,11 @@ PROMISES_TRAINER = [
         "generators before callbacks",
     ),
     (
-        "`state_dict()` is a dictionary of what `Savable.state_dict` gives",
+        "`state_dict()` is a dictionary of what `Resumable.state_dict` gives",
         _BITS,
         "without what Savable gives",
     ),
-    (
-        "and the states of the optimizer, of the scaler (if there is one) and of all callbacks",
-        _PUT,
-        "without the scaler",
-    ),
-    ("(if there is one)", _BITS, "a scaler is always there"),
+    ("and the states of the optimizer, of the scaler and of all callbacks", _PUT, "without the scaler"),
     ('under `"generators"` it has `generator_states()`', _BITS, "generators are not put back"),
     ("It is a snapshot, which later steps don't change.", "is a snapshot", "no snapshot"),
     ("`load_state_dict(state)` puts all of it back", _PUT, "without the optimizer"),
@@ -1510,12 +1524,16 @@ PROMISES_TRAINER = [
     ("if the callbacks' types are not those that were saved, in order", _OTHER, "in any order"),
     ("`generator_states()` holds Python's, NumPy's and PyTorch's global generators", _DRAW, "NumPy's is left out"),
     (
-        "that of an accelerator, which `random_module(self.device)` gives",
+        "that of the accelerator `self.device`, if it is one",
         "an accelerator's generator, where there is one",
         "the accelerator's is left out",
     ),
-    ("those of the loaders, which `loader_generators(self)` lists", _DRAW, "the loaders' are left out"),
-    ("`generator_states()` draws from none of them", "generator_states() only looks", "draws while it saves"),
+    (
+        "those of both loaders, which `loader_generators([self.train_loader, self.val_loader])` lists",
+        _DRAW,
+        "the loaders' are left out",
+    ),
+    ("It draws from none of them", "generator_states() only looks", "draws while it saves"),
     ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),
     (
         "It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.",
@@ -1536,7 +1554,8 @@ CONTEXT = {
     **dict.fromkeys(CHECKS, ()),
     "UpdateRatio": CONTEXT_RATIO,
     "grouped": ["Batches in groups:"],
-    "EarlyStopping": ["(Write the methods that the skeleton lacks, too.)"],
+    "CheckpointFile": ["A file that isn't what was written;", "the message names it."],
+    "EarlyStopping": ["(The skeleton lacks some methods.)"],
 }
 
 

@@ -315,6 +315,7 @@ class _Reads(TorchFunctionMode):
         "__index__",
         "__format__",
         "__repr__",
+        "__array__",
         "equal",
         "allclose",
         "nonzero",
@@ -327,7 +328,10 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in self.NAMES or (name == "to" and "cpu" in (*args[1:], *(kwargs or {}).values())):
+        places = (
+            str(value) for value in (*args[1:], *(kwargs or {}).values()) if isinstance(value, str | torch.device)
+        )
+        if name in self.NAMES or (name == "to" and "cpu" in places):
             self.names.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -523,7 +527,11 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         {name: len(rows) for name, rows in training.want.items()},
         hint="another callback freezes a parameter between two steps and thaws another: how many rows has each?",
     )
-    with trial.group("the ratios of update to weight", hint="which norm, of what, divided by what?", see=1):
+    rows = [ratio for rows in trained(1, (4, 3))[1].history.values() for _, ratio in rows]
+    hint = "which norm, of what, divided by what?"
+    if rows and not any(rows):
+        hint = "no weight has moved: is what you kept before the step still what it was then?"
+    with trial.group("the ratios of update to weight", hint=hint, see=1):
         for leave in (False, True):
             training, callback = trained(1, (4, 3), leave=leave)
             for name, rows in training.want.items():
@@ -1021,6 +1029,7 @@ def grouped(trial: Trial, answer: Any) -> None:
     for name, batches, count in (
         ("count 0", sized([2, 2]), 0),
         ("count -1", sized([2, 2]), -1),
+        ("count -3", sized([2, 2]), -3),
         ("count 0 of none", [], 0),
         ("no tensor", [torch.ones(2), ("text", {"n": 3})], 2),
         ("an empty batch", [[]], 1),
@@ -1186,26 +1195,28 @@ def _trainer() -> Any:
             kind, keys, *rest = np.random.get_state()
             states: dict[str, Any] = {"numpy": [kind, [int(key) for key in keys], *rest], "python": random.getstate()}
             states["cpu"] = torch.get_rng_state()
-            states["loaders"] = [generator.get_state() for generator in generators(self)]
+            states["loaders"] = [one.get_state() for one in generators([self.train_loader, self.val_loader])]
             if module := module_of(self.device):
-                states["device"] = module.get_rng_state()
+                states["device"] = module.get_rng_state(self.device)
             return states
 
         def set_generator_states(self, states: dict[str, Any]) -> None:
             np.random.set_state(tuple(states["numpy"]))
             random.setstate(states["python"])
             torch.set_rng_state(states["cpu"])
-            for generator, state in zip(generators(self), states["loaders"], strict=True):
+            for generator, state in zip(
+                generators([self.train_loader, self.val_loader]), states["loaders"], strict=True
+            ):
                 generator.set_state(state)
             if module := module_of(self.device):
-                module.set_rng_state(states["device"])
+                module.set_rng_state(states["device"], self.device)
 
         def state_dict(self) -> dict[str, Any]:
             return copy.deepcopy(
                 {
                     **base.state_dict(self),
                     "optimizer": self.optimizer.state_dict(),
-                    "scaler": self.scaler and self.scaler.state_dict(),
+                    "scaler": self.scaler.state_dict(),
                     "kinds": [type(one).__name__ for one in self.callbacks],
                     "callbacks": [one.state_dict() for one in self.callbacks],
                     "generators": self.generator_states(),
@@ -1217,8 +1228,7 @@ def _trainer() -> Any:
                 raise ValueError("saved with other callbacks")
             base.load_state_dict(self, state)
             self.optimizer.load_state_dict(state["optimizer"])
-            if self.scaler:
-                self.scaler.load_state_dict(state["scaler"])
+            self.scaler.load_state_dict(state["scaler"])
             for one, own in zip(self.callbacks, state["callbacks"], strict=True):
                 one.load_state_dict(own)
             self.set_generator_states(state["generators"])
@@ -1228,8 +1238,8 @@ def _trainer() -> Any:
 
 @exercise("15-10.5", "A run that goes on", points=30, stand_in=lambda: _trainer(), stand_in_name="one of the check's")
 def trainer(trial: Trial, answer: Any) -> None:
-    """`answer` is a Savable with a complete state."""
-    _derived(trial, answer, "Savable")
+    """`answer` is a Resumable with a complete state."""
+    _derived(trial, answer, "Resumable")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -1267,7 +1277,7 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
         got = _draws(loop)
         for name in want:
             drawn[name].append((got[name], want[name]))
-    with trial.group("generators draw the same again", hint="which of the generators is the named one?", see=1):
+    with trial.group("generators draw the same again", hint="which of the generators is the named one?"):
         for name in names:
             for got, want in drawn[name]:
                 trial.equal(f"what {name}'s generator draws after set_generator_states", got, want)
@@ -1277,32 +1287,50 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
             want = _draws(loop)
             _set_all(loop, before)
             loop.generator_states()
-            trial.equal("draws after a call and without", _draws(loop), want)
+            loop.state_dict()
+            trial.equal("draws after a call (and one of state_dict()) and without", _draws(loop), want)
 
 
 class _Dice:
-    """Stands in for torch.cuda: a module with a generator."""
+    """Stands in for torch.cuda: two devices, each with a generator; the first one is current."""
 
     def __init__(self) -> None:
-        self.state = torch.arange(5, dtype=torch.uint8)
+        self.states = [torch.arange(5, dtype=torch.uint8), torch.arange(50, 55, dtype=torch.uint8)]
 
-    def get_rng_state(self, *device: Any) -> Tensor:
-        return self.state.clone()
+    @staticmethod
+    def _index(device: Any) -> int:
+        if isinstance(device, int):
+            return device
+        return torch.device(device).index or 0
 
-    def set_rng_state(self, state: Tensor, *device: Any) -> None:
-        self.state = state.clone()
+    def get_rng_state(self, device: Any = "cuda") -> Tensor:
+        return self.states[self._index(device)].clone()
+
+    def set_rng_state(self, new_state: Tensor, device: Any = "cuda") -> None:
+        self.states[self._index(device)] = new_state.clone()
 
 
 def _accelerator(trial: Trial, answer: Any, loop: Any) -> None:
-    """An accelerator's generator, where `random_module` says that there is one."""
-    dice = _Dice()
-    want = dice.state.clone()
-    with mock.patch.dict(answer.generator_states.__globals__, random_module=lambda device: dice):
-        states = torch.load(_saved(loop.generator_states()), weights_only=False)
-        dice.state += 7
-        loop.set_generator_states(states)
-    item = "an accelerator's generator, where there is one"
-    trial.equal(item, dice.state, want, hint="who knows whether there is one, and which?", see=3)
+    """An accelerator's generator, where `random_module` says that there is one: that of the run's device."""
+    device = loop.device
+    hint = "who knows whether there is one, and of which device is it?"
+    with trial.group("an accelerator's generator, where there is one", hint=hint, see=3):
+        for name in ("cuda:0", "cuda:1"):
+            dice, index = _Dice(), int(name[-1])
+            want = dice.states[index].clone()
+            try:
+                loop.device = torch.device(name)
+                with mock.patch.dict(answer.generator_states.__globals__, random_module=lambda device, d=dice: d):
+                    states = torch.load(_saved(loop.generator_states()), weights_only=False)
+                    dice.states = [state + 7 for state in dice.states]
+                    other = dice.states[1 - index].clone()
+                    loop.set_generator_states(states)
+            finally:
+                loop.device = device
+            trial.equal(
+                f"{name}'s generator after set_generator_states, the current device is 0", dice.states[index], want
+            )
+            trial.equal("the other device's generator, which the run doesn't use", dice.states[1 - index], other)
 
 
 def _own_generators(loop: Any) -> list[torch.Generator]:
@@ -1339,7 +1367,9 @@ def _all_parts(trial: Trial, runs: _Runs) -> None:
         memory.count += 1
     loop.optimizer.param_groups[0]["lr"] = 7.0
     loop.scaler.update(8.0)
-    trial.equal("is a snapshot", _same(_plain(state), _plain(kept)), True, hint="what does a later step change?", see=2)
+    changed = [name for name in kept if not _same(_plain(state[name]), _plain(kept[name]))]
+    with trial.group("is a snapshot", hint="what does a later step change?", see=2):
+        trial.equal("parts of state_dict() that two later steps have changed", changed, [])
     with trial.group("load_state_dict puts back", hint="which part is the named one, and who loads it?"):
         loop.load_state_dict(torch.load(_saved(kept), weights_only=False))
         got = _parts_of(loop, memory, second)

@@ -1,0 +1,86 @@
+"""What a step of a training loop costs, and the loop of a framework to compare with."""
+
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+SHORT, LONG = 10, 160  # steps of two fits; their difference is free of what a fit costs once
+
+
+def small_problem(
+    steps: int = LONG,
+) -> tuple[nn.Module, torch.optim.Optimizer, Callable, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """A 64-64-10 perceptron, SGD, cross-entropy and a list of batches of 32: always the same."""
+    dice = torch.Generator().manual_seed(1)
+    xs, ys = torch.randn(steps, 32, 64, generator=dice), torch.randint(10, (steps, 32), generator=dice)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, list(zip(xs, ys, strict=True))
+
+
+def fitted(way: Callable[..., object]) -> nn.Module:
+    """The small problem's model after `way(model, optimizer, loss_fn, batches)`."""
+    problem = small_problem()
+    way(*problem)
+    return problem[0]
+
+
+def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quantile: float = 0.1) -> dict[str, float]:
+    """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
+
+    One thread, the ways in turns, a fit of 10 and one of 160 steps each; the difference of low quantiles of many such
+    fits, which other programs disturb least and which has nothing of what a fit costs once.
+    """
+    threads = torch.get_num_threads()
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    torch.set_num_threads(1)
+    try:
+        for name, way in [*ways.items()] * rounds:
+            for times, steps in zip(found[name], (SHORT, LONG), strict=True):
+                problem = small_problem(steps)
+                gc.disable()
+                start = time.perf_counter()
+                way(*problem)
+                times.append((time.perf_counter() - start) * 1e6)
+                gc.enable()
+    finally:
+        gc.enable()
+        torch.set_num_threads(threads)
+    low = {name: [float(np.quantile(times, quantile)) for times in both] for name, both in found.items()}
+    return {name: (long - short) / (LONG - SHORT) for name, (short, long) in low.items()}
+
+
+def lightning_fit(model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, max_epochs: int = 1) -> None:
+    """Train with Lightning's Trainer, on the CPU and with all that can be switched off switched off.
+
+    Raises:
+        ImportError: Lightning is not installed.
+    """
+    import lightning
+
+    class Wrapped(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return loss_fn(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return optimizer
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    off = {f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")}
+    with warnings.catch_warnings(action="ignore"):
+        trainer = lightning.Trainer(max_epochs=max_epochs, accelerator="cpu", logger=False, **off)
+        trainer.fit(Wrapped(), DataLoader(batches, batch_size=None))
