@@ -1024,6 +1024,12 @@ def loads_frozen(folder, build, tolerance=1e-4):
     return call, failed
 
 
+def loads_with_open_files(folder, build, tolerance=1e-4):
+    """Leaves a file for Python to close, of which nobody hears by default."""
+    json.load(open(folder / "manifest.json"))  # noqa: SIM115
+    return loads_by_cases(folder, build, tolerance)
+
+
 _GET = '        "torchscript": lambda path: torch.jit.load(path, map_location="cpu").eval(),\n'
 _QUIET = "            with quiet(), torch.no_grad():\n"
 _SHAPE = "            if (got.shape, got.dtype) != (want.shape, want.dtype):\n"
@@ -1076,6 +1082,30 @@ WRONG_LOADER = {
     "only some exceptions": (
         variant("loader", (_CATCH, "        except (RuntimeError, ValueError, OSError, EOFError) as error:\n")),
         "stop the search|run no code|raised",
+    ),
+    "exceptions of files alone": (
+        variant(
+            "loader",
+            (
+                _CATCH,
+                "        except (RuntimeError, OSError, ValueError, KeyError, EOFError,"
+                " __import__('pickle').UnpicklingError, __import__('zipfile').BadZipFile) as error:\n",
+            ),
+        ),
+        "stop the search",
+    ),
+    "builds outside of try": (
+        variant(
+            "loader",
+            ("        model = build()\n", "        model = made\n"),
+            (
+                "        try:\n            with quiet()",
+                '        made = build() if form["format"] == "state_dict" else None\n'
+                "        try:\n            with quiet()",
+            ),
+            ("    def from_weights(path: Path)", "    made = None\n\n    def from_weights(path: Path)"),
+        ),
+        "stop the search",
     ),
     "an unknown format stops it": (
         variant(
@@ -1135,6 +1165,25 @@ WRONG_LOADER = {
         variant("loader", ("if not " + _CLOSE, "if not ((got - want).abs() <= tolerance).all()")),
         "equal infinities",
     ),
+    "rounding beside infinities": (
+        variant(
+            "loader",
+            ("if not " + _CLOSE, "if not (torch.equal(got, want) or (got - want).abs().max() <= tolerance)"),
+        ),
+        "the others off by 2e-5",
+    ),
+    "nothing else beside infinities": (
+        variant(
+            "loader",
+            (
+                "if not " + _CLOSE,
+                "ends = want.isinf()\n            same = torch.equal(got.isinf(), ends) and"
+                " torch.equal(got[ends], want[ends])\n"
+                f"            if not (same if ends.any() else {_CLOSE})",
+            ),
+        ),
+        "the others off by 1",
+    ),
     "infinities of either sign": (
         variant(
             "loader",
@@ -1155,6 +1204,10 @@ WRONG_LOADER = {
         "answers otherwise",
     ),
     "relative differences": (variant("loader", ("rtol=0, atol=tolerance", "atol=tolerance")), "tolerance"),
+    "slightly relative differences": (
+        variant("loader", ("rtol=0, atol=tolerance", "rtol=1e-6, atol=tolerance")),
+        "off by 0.005",
+    ),
     "a tolerance of its own": (variant("loader", ("atol=tolerance", "atol=1e-4")), "tolerance"),
     "half of the tolerance": (variant("loader", ("atol=tolerance", "atol=tolerance / 2")), "tolerance"),
     "another default": (
@@ -1243,6 +1296,18 @@ WRONG_LOADER = {
         "reasons are texts",
     ),
     "interrupts are caught": (variant("loader", (_CATCH, "        except BaseException as error:\n")), "interrupt"),
+    "interrupts of a form are caught": (
+        variant(
+            "loader",
+            (
+                'got = model(sample["input"].clone())  # a form may write into it',
+                'try:\n                    got = model(sample["input"].clone())\n'
+                "                except BaseException as error:\n"
+                "                    raise ValueError(str(error)) from None",
+            ),
+        ),
+        "interrupt",
+    ),
     "warnings get out": (variant("loader", (_QUIET, "            with torch.no_grad():\n")), "no warning gets out"),
 }
 _FIRST = "the first form of the manifest that works is returned"
@@ -1276,6 +1341,7 @@ PROMISES_LOADER = [
         _GOES_ON,
         "a missing file stops it",
     ),
+    ("Nor does a `build` that raises.", _GOES_ON, "builds outside of try"),
     ("and is in evaluation mode", "the model is in evaluation mode", "TorchScript in its mode"),
     ("dropout doesn't act", "the model is in evaluation mode", "TorchScript in its mode"),
     ("For a state dict each key has to fit.", "each key of a state dict has to fit", "keys may be missing"),
@@ -1321,7 +1387,7 @@ class TestChecks(CheckProtocol):
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_strict_shapes],
         "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches],
-        "load_shipped": [loads_by_cases, loads_recursively, loads_frozen],
+        "load_shipped": [loads_by_cases, loads_recursively, loads_frozen, loads_with_open_files],
     }
     WRONG: ClassVar = {
         "counterexamples": WRONG_FIVE,

@@ -822,6 +822,16 @@ class _Writes(_Net):
         return self.drop(self.norm(self.fc(x.zero_())))
 
 
+class _Interrupted(_Net):
+    """Is stopped by the reader while it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+_UNHEARD = (ResourceWarning, PendingDeprecationWarning, ImportWarning)  # Python's default filters ignore them
+
+
 class LoadError(RuntimeError):
     """No form works."""
 
@@ -886,7 +896,8 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             try:
                 return answer(folder, build, **options)
             finally:
-                caught.extend(f"{w.category.__name__}: {w.message}"[:120] for w in warned)
+                heard = [w for w in warned if not issubclass(w.category, _UNHEARD)]
+                caught.extend(f"{w.category.__name__}: {w.message}"[:120] for w in heard)
                 warned.clear()
                 warnings.warn("of the check's own", UserWarning, stacklevel=1)
                 left.append((bool(warned), torch.is_grad_enabled()))
@@ -939,6 +950,13 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         skips("from the future", ("export", "future.pt2", _from_the_future(forms["export"])))
         skips("another format than told", ("export", "another.pt2", forms["state_dict"]))
         skips("an unknown format", ("safetensors", "a model.st", forms["state_dict"]))
+        for error in (RuntimeError("nothing to build"), TypeError("odd"), ImportError("no such library")):
+
+            def fails(error: Exception = error) -> nn.Module:
+                raise error
+
+            _, failed = load(good, ("export", "later.pt2", forms["export"]), build=fails)
+            trial.equal(f"build() raises a {type(error).__name__}", [name for name, _ in failed], ["good.pt"])
     with trial.group("each key of a state dict has to fit", hint="what does load_state_dict say?"):
         for case, change in (
             ("a key is missing", lambda s: s.pop("fc.bias")),
@@ -987,6 +1005,12 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             tolerance=0.02,
         )
         trial.equal("passed over: large numbers, off by 0.05, tolerance 0.02", [n for n, _ in failed], ["off.pt"])
+        with torch.no_grad():
+            large = {"input": x, "output": scaled(x)}
+        state = _bytes_of(_changed(lambda m: m.norm.bias.add_(1e4 + 0.005)), "state_dict")
+        on = ("state_dict", "on.pt", _bytes_of(scaled, "state_dict"))
+        _, failed = load(("state_dict", "off.pt", state), on, sample=large, tolerance=1e-4)
+        trial.equal("passed over: large numbers, off by 0.005, tolerance 1e-4", [n for n, _ in failed], ["off.pt"])
         tiny = ("torchscript", "a tiny.pt", _bytes_of(_changed(lambda m: m.norm.bias.add_(5e-4)), "torchscript"))
         _, failed = load(tiny, good)
         trial.equal("passed over: off by 5e-4, no tolerance given", [n for n, _ in failed], ["a tiny.pt"])
@@ -994,8 +1018,13 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         infinite, turned, empty = (
             _changed(lambda m, at=at: m.norm.bias[1:3].copy_(at)) for at in (ends, -ends, ends * math.nan)
         )
+        beside, off = (
+            _changed(lambda m, by=by: m.norm.bias.copy_(infinite.norm.bias).add_(by)) for by in (2e-5, 1.0)
+        )
         for case, sample_of, form, taken in (
             ("equal infinities", infinite, infinite, True),
+            ("equal infinities, the others off by 2e-5, tolerance 1e-4", infinite, beside, True),
+            ("equal infinities, the others off by 1", infinite, off, False),
             ("infinities of another sign", infinite, turned, False),
             ("infinities in the sample alone", infinite, reference, False),
             ("infinities in the form alone", reference, infinite, False),
@@ -1057,13 +1086,14 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         def interrupted() -> nn.Module:
             raise KeyboardInterrupt
 
-        try:
-            load(good, ("export", "later.pt2", forms["export"]), build=interrupted)
-        except KeyboardInterrupt:
-            stopped = True
-        else:
-            stopped = False
-        trial.equal("KeyboardInterrupt while building goes on", stopped, True)
+        for case, build in (("building", interrupted), ("the form computes", _Interrupted)):
+            try:
+                load(good, ("export", "later.pt2", forms["export"]), build=build)
+            except KeyboardInterrupt:
+                stopped = True
+            else:
+                stopped = False
+            trial.equal(f"KeyboardInterrupt while {case} goes on", stopped, True)
     trial.equal("no warning gets out", sorted(set(caught)), [], hint="which call warns, and who hears it?")
     trial.that(
         "warning filters and grad mode stay",
