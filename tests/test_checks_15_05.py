@@ -897,6 +897,97 @@ class TwoWaysInABranch(MasksInABranch):
         return (1 - down) * x + down * (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
 
 
+class AllInEachBranch(MasksInABranch):
+    """Three branches by name, each of which computes all three ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        inner = lambda x, a: torch.cond(a < 0.1, self._all, self._lerp, (x, a))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, self._lerp, inner, (x, level)))
+
+    def _lerp(self, x, a):
+        safe = torch.where(a < 0.1, a, torch.ones_like(a))
+        up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
+        return torch.lerp(torch.lerp(x, 1 - x, up), (x * (0.28 / safe)).clamp(max=1), down)
+
+    _all = _lerp
+
+
+class NegativesAreLifted(AllInEachBranch):
+    """The branch of negatives computes all three ways, the others what they need."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
+        inner = lambda x, a: torch.cond(a < 0.1, lift, lambda x, a: x.clone(), (x, a))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, self._lerp, inner, (x, level)))
+
+
+class LiftedForOrdinaryScans(Enhance):
+    """All that isn't a negative is lifted; a branch then chooses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        return self.body(torch.cond(level > 0.5, lambda x, a: 1 - x, self._both, (x, level)))
+
+    def _both(self, x, a):
+        lifted = (x * (0.28 / a)).clamp(max=1)
+        return torch.cond(a < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lifted))
+
+
+class LevelAfterInverting(OneAfterTheOther):
+    """Asks a negative that was inverted whether it is dark."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        x = torch.cond(level > 0.5, self._invert, self._same, (x, level))
+        return self.body(torch.cond(x.mean() < 0.1, self._lift, self._same, (x, x.mean())))
+
+
+class OnlyInEvaluation(OneAfterTheOther):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) if self.training else super().forward(x)
+
+
+class FloatCount(Enhance):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__(body)
+        self.register_buffer("dark", torch.tensor(0.0))
+
+    forward = OneAfterTheOther.forward
+    _lift, _same, _invert = OneAfterTheOther._lift, OneAfterTheOther._same, OneAfterTheOther._invert
+
+
+class ThreeInARow(Enhance):
+    """A cond for each operator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        bright, dark = level > 0.5, level < 0.1
+        self.dark += dark
+        keep = lambda x: torch.empty_like(x).copy_(x)  # noqa: E731
+        x = torch.cond(bright, lambda x: -x + 1, keep, (x,))
+        x = torch.cond(dark, lambda x: x * (0.28 / level), lambda x: x * 1, (x,))
+        return self.body(torch.cond(dark, lambda x: torch.minimum(x, torch.ones_like(x)), lambda x: x + 0, (x,)))
+
+
+class OddFirst(Enhance):
+    """Asks first whether there is anything to do; images flattened."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).to(torch.int64)
+        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
+        oddly = lambda x, a: torch.cond(a > 0.5, lambda x, a: torch.ones_like(x) - x, lift, (x, a))  # noqa: E731
+        odd = (level > 0.5) | (level < 0.1)
+        flat = torch.cond(odd, oddly, lambda x, a: x.clone(), (x.reshape(-1), level))
+        return self.body(flat.reshape(x.shape))
+
+
 class InTheBranches(Enhance):
     """The body runs in each branch."""
 
@@ -961,7 +1052,7 @@ _ALIAS = "lambda x, level: x.clone(), (x, level)"
 WRONG_COND = {
     "not derived": (check._CondEnhance, "derived from Enhance"),
     "as it was": (type("Same", (Enhance,), {"forward": Enhance.forward}), "torch.export accepts it"),
-    "an extra buffer": (WithBuffer, "names in the state dict"),
+    "an extra buffer": (WithBuffer, "names and dtypes in the state dict"),
     "an alias": (variant("cond", (_ALIAS, "lambda x, level: x, (x, level)")), "Hint 3"),
     "counts in a branch": (
         variant(
@@ -1000,6 +1091,16 @@ WRONG_COND = {
     "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),
     "masks in one branch": (MasksInABranch, "ways through the branches"),
     "masks for two ways in one branch": (TwoWaysInABranch, "ways through the branches"),
+    "all in each branch": (AllInEachBranch, "for an ordinary scan"),
+    "negatives are lifted": (NegativesAreLifted, "for a negative"),
+    "ordinary scans are lifted": (LiftedForOrdinaryScans, "for an ordinary scan"),
+    "the level after inverting": (LevelAfterInverting, "a nearly white negative"),
+    "only in evaluation mode": (OnlyInEvaluation, "plain Python[\\s\\S]*in training mode"),
+    "images of four dimensions": (
+        variant("cond", ("level = x.mean()", "level = x.mean((0, 1, 2, 3))")),
+        "flat images|plain Python",
+    ),
+    "a count in float": (FloatCount, "which dtype has dark"),
     "NaN is a negative": (AskedTheOtherWay, "a NaN in an ordinary scan"),
     "no pixel below zero": (variant("cond", (".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
     "black isn't NaN": (variant("cond", ("(0.28 / level)", "(0.28 / level.clamp(min=1e-8))")), "a black scan"),
@@ -1030,12 +1131,14 @@ PROMISES_COND = [
     ("a level of exactly 0.5 or 0.1 goes the way it goes in `Enhance`", _WAYS, "half is a negative"),
     ("`dark` counts in the exported program as in `Enhance`", _DARK, "never counts"),
     ("one for each dark batch, none for others", _DARK, "counts double"),
-    ("Names in the state dict stay as they are.", "names in the state dict stay", "an extra buffer"),
+    ("Names and dtypes in the state dict stay as they are.", check._STATE, "an extra buffer"),
+    ("and an ordinary scan is only copied", _ISCOND, "ordinary scans are lifted"),
+    ("of float32 or float64, in either mode", "as plain Python it does what Enhance does", "only in evaluation mode"),
     ("Each of the three ways is a branch of its own of `torch.cond`", _ISCOND, "masks in one branch"),
     ("Enhance, with its branches in the graph.", _ISCOND, "where"),
     ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
 ]
-CONTEXT_COND = ["Computing all of them and choosing with `torch.where`"]
+CONTEXT_COND = ["Gradients aren't asked for.", "Computing all of them and choosing with `torch.where`"]
 
 # ---------------------------------------------------------------- loader
 
@@ -1493,7 +1596,7 @@ class TestChecks(CheckProtocol):
         "counterexamples": [searched, large],
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_of_the_program],
-        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches, ThreeInARow, OddFirst],
         "load_shipped": [loads_by_cases, loads_recursively, loads_frozen, loads_with_open_files],
     }
     WRONG: ClassVar = {

@@ -606,6 +606,7 @@ def _scans(dtype: torch.dtype, n: int) -> dict[str, Tensor]:
     below = torch.nextafter(torch.tensor(0.1, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
     return {
         "a negative": 0.6 + 0.3 * x,
+        "a nearly white negative": 1 - 0.12 * x,
         "an ordinary scan": 0.15 + 0.3 * x,
         "a dark scan": 0.12 * x,
         "a nearly black scan": 1e-6 * x + 1e-7,
@@ -672,6 +673,39 @@ def _path(module: nn.Module, x: Tensor) -> tuple[str, ...]:
     return tuple(taken)
 
 
+_STATE = "names and dtypes in the state dict stay"
+_COPIES = (*_MOVES, "copy", "empty_like", "slice", "expand")
+_BY_LEVEL = ("mul", "div", "lerp", "addcmul")
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+_CUTS = ("clamp", "clamp_max", "clamp_min", "minimum", "clip")
+
+
+def _work(module: torch.fx.GraphModule, x: Tensor) -> tuple[list[str], list[str]]:
+    """What the branches that a batch goes through compute of the images' size: (anything, what lifting needs)."""
+    parts = dict(module.named_modules())
+    work, lifting = [], []
+    for node in (node for name in _path(module, x) for node in parts[name].graph.nodes):
+        if node.op != "call_function" or not _of_size(node, x) or _passes_on(node):
+            continue
+        name = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+        others = [arg for arg in node.args[1:] if isinstance(arg, torch.fx.Node)]
+        same = name in _NEUTRAL and len(node.args) == 2 and not others and node.args[1] == _NEUTRAL[name]
+        if name not in _COPIES and not same:
+            work.append(name)
+        if name in _CUTS or (name in _BY_LEVEL and any(not _of_size(arg, x) for arg in others)):
+            lifting.append(name)
+    return work, lifting
+
+
+def _passes_on(node: torch.fx.Node) -> bool:
+    return "cond" in str(node.target) or "getitem" in str(node.target)
+
+
+def _of_size(node: torch.fx.Node, x: Tensor) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.numel() == x.numel()
+
+
 @exercise(
     "15-05.4",
     "Three ways through a model",
@@ -704,11 +738,12 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
         _error_of(lambda: model(_scans(torch.float32, 2)["an ordinary scan"]))  # an unfinished answer ends here
     names = sorted(["dark", *(f"body.{name}" for name in body.state_dict())])
     trial.equal(
-        "names in the state dict stay",
+        _STATE,
         sorted(model.state_dict()),
         names,
         hint="what did you register?",
     )
+    trial.equal(_STATE, str(model.state_dict()["dark"].dtype), "torch.int64", hint="which dtype has dark in Enhance?")
     programs: list[tuple[str, ExportedProgram, nn.Module, torch.dtype, tuple[int, ...]]] = []
     with trial.group("torch.export accepts it", hint="which rule of torch.cond does the message name?", see=3):
         for name in ("a negative", "an ordinary scan"):
@@ -748,10 +783,17 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
             scans = _scans(dtype, sizes[-1])
             ways = {_path(program.module(), scans[w]) for w in ("a negative", "an ordinary scan", "a dark scan")}
             trial.equal(f"ways through the branches that three kinds of scans take, {name}", len(ways), 3)
+        module, scans = fixed.module(), _scans(torch.float32, 3)
+        work = _work(module, scans["an ordinary scan"])[0]
+        trial.equal("computed in the branches for an ordinary scan", work, [])
+        lifting = _work(module, scans["a negative"])[1]
+        trial.equal("computed in the branches for a negative, of what lifting needs", lifting, [])
     with trial.group("as plain Python it does what Enhance does", hint="compare with Enhance, way by way", see=1):
         model, body = make()
         counted = 0
-        for name, x in _scans(torch.float32, 3).items():
+        scans = {**_scans(torch.float32, 3), "a dark batch of flat images": 0.12 * torch.rand(3, 20)}
+        for name, x in [*scans.items(), ("a dark scan, in training mode", scans["a dark scan"])]:
+            model.train("training" in name)
             with quiet(), torch.no_grad():
                 got = model(x)
             image, dark = _enhanced(x)
