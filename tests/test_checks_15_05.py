@@ -721,7 +721,7 @@ PROMISES_BATCHES = [
     ('raises `ValueError` with the word "batch"', _CANT, "PyTorch's error goes on"),
     ("no program for one size is returned", _CANT, "PyTorch's error goes on"),
     (
-        "Errors of the model for the example itself, and others of `torch.export`, go on as they are.",
+        "Errors for the example itself, and others of `torch.export`, go on.",
         "other errors of the model go on as they are",
         "all errors replaced",
     ),
@@ -730,7 +730,7 @@ PROMISES_BATCHES = [
     ("each module of the model is in the mode it was in", _MODES, "one mode for all"),
     ("also after an error", _MODES, "restored without an error only"),
     ("and no buffer has moved", "no buffer has moved", "a program with the model's buffers"),
-    ("program and model are compared on one row before it is returned", _CANT, "one row isn't compared"),
+    ("program and model are compared on one row", _CANT, "one row isn't compared"),
     (
         "a model that does something else there, or raises, gets `ValueError`, too",
         _CANT,
@@ -740,7 +740,8 @@ PROMISES_BATCHES = [
 ]
 CONTEXT_BATCHES = [
     "`forward` may have a `*rest`, but no `**rest`",
-    "Since export assumes more than one row without a guard",
+    "Export assumes more than one row without a guard",
+    "no model is random",
 ]
 
 # ---------------------------------------------------------------- cond
@@ -1146,7 +1147,7 @@ PROMISES_COND = [
     ("Enhance, with its branches in the graph.", _ISCOND, "where"),
     ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
 ]
-CONTEXT_COND = ["Gradients aren't asked for.", "Computing all of them and choosing with `torch.where`"]
+CONTEXT_COND = ["Gradients aren't asked for.", "Choosing with `torch.where`"]
 
 # ---------------------------------------------------------------- loader
 
