@@ -268,14 +268,30 @@ class _Two(nn.Module):
 
 
 class _Fixed(nn.Module):
-    """Takes some batch sizes alone."""
+    """Takes some batch sizes alone; counts its calls."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.drop = kind, nn.Dropout(0.5)
+        self.register_buffer("calls", torch.tensor(0), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
         x = self.drop(x)
+        if self.kind == "a second result":
+            return x * 2, x * 3 if x.shape[0] > 1 else x * 4
+        if self.kind == "one row is moved up and down":
+            return x * 2 if x.shape[0] > 1 else x * 2 + torch.tensor([1.0, -1.0, 0.5, -0.5])
+        if self.kind == "one row is float64":
+            return x * 2 if x.shape[0] > 1 else (x * 2).double()
+        if self.kind == "NaN in the program alone":
+            return (x - x.mean(dim=0)) / (x.std(dim=0) if x.shape[0] > 1 else 1)
+        if self.kind == "NaN in the model alone":
+            return x * 2 if x.shape[0] > 1 else x * math.nan
+        if self.kind == "one row has no second":
+            return x + x[1] if x.shape[0] > 1 else x + x[0]
+        if self.kind in ("four rows alone", "one row alone"):
+            return x.reshape(4 if self.kind.startswith("four") else 1, 4) * 2
         if self.kind == "quarters":
             return x.reshape(4, -1).sum(dim=1)
         if self.kind == "loop":
@@ -314,12 +330,33 @@ class _Spread(nn.Module):
         return x / x.std(dim=0)
 
 
+class _Keeps(nn.Module):
+    """Keeps a result, which copy.deepcopy refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.last = self.fc(torch.randn(2, 4)).mean()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class _Large(nn.Module):
+    """Its program differs by what a few roundings make, of large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1000000.5 if torch.compiler.is_exporting() else x * 1e6
+
+
 class _Broken(nn.Module):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.drop, self.error = nn.Dropout(0.5), error
+        self.register_buffer("calls", torch.tensor(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
         raise self.error
 
 
@@ -351,26 +388,34 @@ def _refuses(program: Callable[..., Any], *args: Any) -> bool:
 def _export_batches(model: nn.Module, *args: Any, **kwargs: Any) -> ExportedProgram:
     """Stand-in of exercise 3."""
     size = Dim("batch", min=1)
-    single = tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.ndim else x, (args, kwargs))
-    double = lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim else x  # noqa: E731
-    args, kwargs = tree_map(double, (args, kwargs))
-    given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    example = (args, kwargs)
+    single = tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.ndim else x, example)
+    double = tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim else x, example)
+    given = dict(inspect.signature(model.forward).bind(*double[0], **double[1]).arguments)
     shapes = tree_map(lambda x: {0: size} if isinstance(x, Tensor) and x.ndim else None, given)
+
+    def run(form: nn.Module, inputs: tuple) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in form.named_buffers()}
+        with quiet(), torch.no_grad():
+            return torch.func.functional_call(form, buffers, *inputs)
+
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
+        run(model, example)
+        try:
+            _, want = run(model, double), run(model, single)
+        except Exception as error:
+            raise ValueError(f"not every batch: {error}") from None
         with quiet():
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-        results = [copy.deepcopy(form) for form in (program.module(), model)]
+            program = torch.export.export(model, *double, dynamic_shapes=shapes)
     except torch._dynamo.exc.UserError as error:
         raise ValueError(f"the batch is fixed: {error}") from None
     finally:
         for module, mode in modes:
             module.training = mode
     try:
-        with quiet(), torch.no_grad():
-            results = [form(*single[0], **single[1]) for form in results]
-        torch.testing.assert_close(*results, rtol=0, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(run(program.module(), single), want, rtol=1e-4, atol=1e-4, equal_nan=True)
     except Exception as error:
         raise ValueError(f"a batch of one row: {error}") from None
     return program
@@ -389,6 +434,7 @@ _SIZES = (1, 2, 3, 8, 33)
 def export_batches(trial: Trial, answer: Any) -> None:
     """`answer(model, *args, **kwargs)` exports for any batch size; the model itself says what is right."""
     kept: list[tuple[str, nn.Module, list[bool], list[bool]]] = []
+    counted: list[tuple[str, int]] = []
 
     def export(name: str, model: nn.Module, args: tuple, kwargs: dict | None = None) -> Any:
         before = _modes(model)
@@ -455,9 +501,21 @@ def export_batches(trial: Trial, answer: Any) -> None:
         module = export("two tensors", _Two(), (torch.randn(3, 4), torch.randn(3, 2, 2))).module()
         refused = _refuses(module, torch.randn(3, 4), torch.randn(5, 2, 2))
         trial.that("3 rows and 5 rows", refused, expected="an error", got="a result")
+    with trial.group("a model may have run and keep results", hint="what can't be copied, and by what?", see=1):
+        keeps, x = _Keeps(), torch.randn(5, 4)
+        trial.close("5 rows", export("a result is kept", keeps, (torch.randn(2, 4),)).module()(x), keeps(x))
+    with trial.group("rounding is no difference", hint="how far apart are numbers of this size?"):
+        x = torch.randn(5, 4)
+        for rows in (1, 7):
+            example = torch.randn(rows, 4) * torch.tensor([1.0, 3.7, 5.3, 9.1])
+            module = export("numbers about a million", _Large(), (example,)).module()
+            trial.close(f"exported with {rows} rows", module(x), x * 1e6)
     with trial.group("a model that can't take every batch size raises ValueError", see=3, hint="what raises, and why?"):
         kinds = [("quarters", 4), ("loop", 3), ("pairs", 4), ("a branch at 10", 6), ("loop", 1)]
         kinds += [("one row is scaled", 3), ("one row is scaled", 1), ("one row is flat", 2), ("one row raises", 4)]
+        kinds += [("a second result", 3), ("one row is moved up and down", 2), ("one row is float64", 3)]
+        kinds += [("NaN in the program alone", 4), ("NaN in the model alone", 2), ("one row has no second", 3)]
+        kinds += [("four rows alone", 4), ("one row alone", 1)]
         for kind, rows in kinds:
             model = _mixed(_Fixed(kind))
             args = (kind, model, (torch.randn(rows, 4),))
@@ -466,14 +524,17 @@ def export_batches(trial: Trial, answer: Any) -> None:
             told = "batch" in str(said)
             trial.that(f"the word in the message, {kind}", told, expected="'batch' in the message", got=str(said)[:200])
             kept.append((f"after a refusal: {kind}", model, _modes(_mixed(_Fixed(kind))), _modes(model)))
+            counted.append((f"calls counted after a refusal: {kind}", int(model.calls)))
     with trial.group("other errors of the model go on as they are", see=3, hint="which errors do you replace?"):
-        for error in (RuntimeError("broken"), KeyError("key"), TypeError("odd"), ZeroDivisionError("zero")):
+        errors = [RuntimeError("broken"), KeyError("key"), TypeError("odd"), ZeroDivisionError("zero")]
+        for error in (*errors, RuntimeError("expected a batch of images")):
             model = _mixed(_Broken(error))
             before = _modes(model)
             said = _error_of(lambda model=model: export("a model that raises", model, (torch.randn(2, 4),)))
             same = type(said) is type(error) and str(error) in str(said)
             trial.that(f"a {type(error).__name__}", same, expected=repr(error), got=repr(said)[:200])
             kept.append((f"after a {type(error).__name__}", model, before, _modes(model)))
+            counted.append((f"calls counted after a {type(error).__name__}", int(model.calls)))
         said = _error_of(lambda: export("a branch on data", _ByData(), (torch.randn(2, 4),)))
         goes_on = said is not None and type(said) is not ValueError
         trial.that("a branch on data", goes_on, expected="the error of torch.export", got=repr(said)[:200])
@@ -483,6 +544,8 @@ def export_batches(trial: Trial, answer: Any) -> None:
             program = export(f"NaN for one row, {rows} in the example", spread, (torch.randn(rows, 4),))
             trial.equal("calls that the model has counted", int(spread.calls), 0)
         trial.close("5 rows", copy.deepcopy(program.module())(x), x / x.std(dim=0))
+        for name, calls in counted:
+            trial.equal(name, calls, 0)
     with trial.group("each module is in the mode it was in", hint="remember what, and restore when?"):
         for name, _, before, after in kept:
             trial.equal(name, after, before)
@@ -543,6 +606,7 @@ def _scans(dtype: torch.dtype, n: int) -> dict[str, Tensor]:
     below = torch.nextafter(torch.tensor(0.1, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
     return {
         "a negative": 0.6 + 0.3 * x,
+        "a nearly white negative": 1 - 0.12 * x,
         "an ordinary scan": 0.15 + 0.3 * x,
         "a dark scan": 0.12 * x,
         "a nearly black scan": 1e-6 * x + 1e-7,
@@ -609,6 +673,39 @@ def _path(module: nn.Module, x: Tensor) -> tuple[str, ...]:
     return tuple(taken)
 
 
+_STATE = "names and dtypes in the state dict stay"
+_COPIES = (*_MOVES, "copy", "empty_like", "slice", "expand")
+_BY_LEVEL = ("mul", "div", "lerp", "addcmul")
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+_CUTS = ("clamp", "clamp_max", "clamp_min", "minimum", "clip")
+
+
+def _work(module: torch.fx.GraphModule, x: Tensor) -> tuple[list[str], list[str]]:
+    """What the branches that a batch goes through compute of the images' size: (anything, what lifting needs)."""
+    parts = dict(module.named_modules())
+    work, lifting = [], []
+    for node in (node for name in _path(module, x) for node in parts[name].graph.nodes):
+        if node.op != "call_function" or not _of_size(node, x) or _passes_on(node):
+            continue
+        name = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+        others = [arg for arg in node.args[1:] if isinstance(arg, torch.fx.Node)]
+        same = name in _NEUTRAL and len(node.args) == 2 and not others and node.args[1] == _NEUTRAL[name]
+        if name not in _COPIES and not same:
+            work.append(name)
+        if name in _CUTS or (name in _BY_LEVEL and any(not _of_size(arg, x) for arg in others)):
+            lifting.append(name)
+    return work, lifting
+
+
+def _passes_on(node: torch.fx.Node) -> bool:
+    return "cond" in str(node.target) or "getitem" in str(node.target)
+
+
+def _of_size(node: torch.fx.Node, x: Tensor) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.numel() == x.numel()
+
+
 @exercise(
     "15-05.4",
     "Three ways through a model",
@@ -641,11 +738,12 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
         _error_of(lambda: model(_scans(torch.float32, 2)["an ordinary scan"]))  # an unfinished answer ends here
     names = sorted(["dark", *(f"body.{name}" for name in body.state_dict())])
     trial.equal(
-        "names in the state dict stay",
+        _STATE,
         sorted(model.state_dict()),
         names,
         hint="what did you register?",
     )
+    trial.equal(_STATE, str(model.state_dict()["dark"].dtype), "torch.int64", hint="which dtype has dark in Enhance?")
     programs: list[tuple[str, ExportedProgram, nn.Module, torch.dtype, tuple[int, ...]]] = []
     with trial.group("torch.export accepts it", hint="which rule of torch.cond does the message name?", see=3):
         for name in ("a negative", "an ordinary scan"):
@@ -685,10 +783,17 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
             scans = _scans(dtype, sizes[-1])
             ways = {_path(program.module(), scans[w]) for w in ("a negative", "an ordinary scan", "a dark scan")}
             trial.equal(f"ways through the branches that three kinds of scans take, {name}", len(ways), 3)
+        module, scans = fixed.module(), _scans(torch.float32, 3)
+        work = _work(module, scans["an ordinary scan"])[0]
+        trial.equal("computed in the branches for an ordinary scan", work, [])
+        lifting = _work(module, scans["a negative"])[1]
+        trial.equal("computed in the branches for a negative, of what lifting needs", lifting, [])
     with trial.group("as plain Python it does what Enhance does", hint="compare with Enhance, way by way", see=1):
         model, body = make()
         counted = 0
-        for name, x in _scans(torch.float32, 3).items():
+        scans = {**_scans(torch.float32, 3), "a dark batch of flat images": 0.12 * torch.rand(3, 20)}
+        for name, x in [*scans.items(), ("a dark scan, in training mode", scans["a dark scan"])]:
+            model.train("training" in name)
             with quiet(), torch.no_grad():
                 got = model(x)
             image, dark = _enhanced(x)
@@ -822,6 +927,16 @@ class _Writes(_Net):
         return self.drop(self.norm(self.fc(x.zero_())))
 
 
+class _Interrupted(_Net):
+    """Is stopped by the reader while it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+_UNHEARD = (ResourceWarning, PendingDeprecationWarning, ImportWarning)  # Python's default filters ignore them
+
+
 class LoadError(RuntimeError):
     """No form works."""
 
@@ -886,7 +1001,8 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             try:
                 return answer(folder, build, **options)
             finally:
-                caught.extend(f"{w.category.__name__}: {w.message}"[:120] for w in warned)
+                heard = [w for w in warned if not issubclass(w.category, _UNHEARD)]
+                caught.extend(f"{w.category.__name__}: {w.message}"[:120] for w in heard)
                 warned.clear()
                 warnings.warn("of the check's own", UserWarning, stacklevel=1)
                 left.append((bool(warned), torch.is_grad_enabled()))
@@ -939,6 +1055,13 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         skips("from the future", ("export", "future.pt2", _from_the_future(forms["export"])))
         skips("another format than told", ("export", "another.pt2", forms["state_dict"]))
         skips("an unknown format", ("safetensors", "a model.st", forms["state_dict"]))
+        for error in (RuntimeError("nothing to build"), TypeError("odd"), ImportError("no such library")):
+
+            def fails(error: Exception = error) -> nn.Module:
+                raise error
+
+            _, failed = load(good, ("export", "later.pt2", forms["export"]), build=fails)
+            trial.equal(f"build() raises a {type(error).__name__}", [name for name, _ in failed], ["good.pt"])
     with trial.group("each key of a state dict has to fit", hint="what does load_state_dict say?"):
         for case, change in (
             ("a key is missing", lambda s: s.pop("fc.bias")),
@@ -987,6 +1110,12 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             tolerance=0.02,
         )
         trial.equal("passed over: large numbers, off by 0.05, tolerance 0.02", [n for n, _ in failed], ["off.pt"])
+        with torch.no_grad():
+            large = {"input": x, "output": scaled(x)}
+        state = _bytes_of(_changed(lambda m: m.norm.bias.add_(1e4 + 0.005)), "state_dict")
+        on = ("state_dict", "on.pt", _bytes_of(scaled, "state_dict"))
+        _, failed = load(("state_dict", "off.pt", state), on, sample=large, tolerance=1e-4)
+        trial.equal("passed over: large numbers, off by 0.005, tolerance 1e-4", [n for n, _ in failed], ["off.pt"])
         tiny = ("torchscript", "a tiny.pt", _bytes_of(_changed(lambda m: m.norm.bias.add_(5e-4)), "torchscript"))
         _, failed = load(tiny, good)
         trial.equal("passed over: off by 5e-4, no tolerance given", [n for n, _ in failed], ["a tiny.pt"])
@@ -994,8 +1123,11 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         infinite, turned, empty = (
             _changed(lambda m, at=at: m.norm.bias[1:3].copy_(at)) for at in (ends, -ends, ends * math.nan)
         )
+        beside, off = (_changed(lambda m, by=by: m.norm.bias.copy_(infinite.norm.bias).add_(by)) for by in (2e-5, 1.0))
         for case, sample_of, form, taken in (
             ("equal infinities", infinite, infinite, True),
+            ("equal infinities, the others off by 2e-5, tolerance 1e-4", infinite, beside, True),
+            ("equal infinities, the others off by 1", infinite, off, False),
             ("infinities of another sign", infinite, turned, False),
             ("infinities in the sample alone", infinite, reference, False),
             ("infinities in the form alone", reference, infinite, False),
@@ -1057,13 +1189,14 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         def interrupted() -> nn.Module:
             raise KeyboardInterrupt
 
-        try:
-            load(good, ("export", "later.pt2", forms["export"]), build=interrupted)
-        except KeyboardInterrupt:
-            stopped = True
-        else:
-            stopped = False
-        trial.equal("KeyboardInterrupt while building goes on", stopped, True)
+        for case, build in (("building", interrupted), ("the form computes", _Interrupted)):
+            try:
+                load(good, ("export", "later.pt2", forms["export"]), build=build)
+            except KeyboardInterrupt:
+                stopped = True
+            else:
+                stopped = False
+            trial.equal(f"KeyboardInterrupt while {case} goes on", stopped, True)
     trial.equal("no warning gets out", sorted(set(caught)), [], hint="which call warns, and who hears it?")
     trial.that(
         "warning filters and grad mode stay",
