@@ -37,7 +37,8 @@ START_LIMIT = 120  # seconds for a kernel to answer for the first time
 INTERRUPT_LIMIT = 5  # seconds to wait for the traceback of an interrupted cell
 END_LIMIT = 10  # seconds for a kernel to end in order before it is killed
 OUTPUT_LIMIT = 5_000_000  # characters of output that are kept of one cell (a figure has about 100,000)
-SAMPLE_SECONDS = 0.2
+SAMPLE_SECONDS = 0.2  # between two measurements of memory, at least
+SAMPLE_SHARE = 0.05  # of the time they may take at most
 REHEARSAL = {"COURSE_DEVICE": "pretended"}  # what makes shared.get_device pretend an accelerator
 TOKEN = "COURSE_KERNEL"  # environment variable by which everything that a kernel started is recognised
 
@@ -346,9 +347,13 @@ class _Watch:
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._done.wait(SAMPLE_SECONDS):
+        pause = SAMPLE_SECONDS
+        while not self._done.wait(pause):
+            start = time.monotonic()
             if not self._sample():
                 return
+            # a PSS takes 20 ms for a process with PyTorch: what measures must not slow down what is measured
+            pause = max(SAMPLE_SECONDS, (time.monotonic() - start) / SAMPLE_SHARE)
 
     def _sample(self) -> bool:
         try:
