@@ -1871,7 +1871,6 @@ CONTEXT = {
         "Write `ring_shift(tensor, by, group=None)`",
         "The tensor is contiguous",
     ],
-    "tree_broadcast": ["The picture below draws"],
     "two_way_ring": [
         "The plain ring uses each link in one direction",
         "most links can carry as much in the other",
@@ -1880,9 +1879,9 @@ CONTEXT = {
         "(With two ranks both neighbours are the same.)",
     ],
     "train_until": [
+        "it has several, and not all of them hang.",
         "`train_flat` works in the first run",
         "Find out why, with this report",
-        "it has more than one fault",
         "(Below the check is a list to compare with.)",
         "`steps` is an iterator",
         "each `next` trains one step",
@@ -1893,7 +1892,6 @@ CONTEXT = {
         "You have a recording:",
         "gradient $k$ is complete",
         "Where several cuts end equally early, any will do",
-        "The figure below draws your cut",
     ],
 }
 
