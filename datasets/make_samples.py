@@ -13,10 +13,9 @@ import sys
 import numpy as np
 
 from shared.data.arrays import SPLITS, Split, digest
-from shared.data.decoding import read_split
+from shared.data.decoding import read_split, sample_paths, write_sample
 from shared.data.facts import ALL
 from shared.data.fetching import data_root
-from shared.data.samples import sample_paths, write_sample
 
 
 def select(labels: np.ndarray, count: int, classes: int) -> np.ndarray:

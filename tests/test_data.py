@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import replace
+from multiprocessing.pool import ApplyResult
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,10 @@ from tiny_data import (
 from shared import text
 from shared.data import ImageData, fetching, finding, load, load_cifar10, load_fashion_mnist
 from shared.data.arrays import SPLITS, DataError
-from shared.data.decoding import read_split
+from shared.data.decoding import read_sample, read_split, sample_paths
 from shared.data.facts import ALL, CIFAR10, FASHION_MNIST
 from shared.data.fetching import data_root
 from shared.data.finding import interactive, parse_mode
-from shared.data.samples import read_sample, sample_paths
 
 BOTH = pytest.mark.parametrize("spec", ALL.values(), ids=list(ALL))
 FULL_SETS = data_root()  # before the environment is cleared for the tests
@@ -200,31 +200,14 @@ def test_tensors_equal_the_items(tiny):
     assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
     assert torch.equal(x, torch.stack([image for image, _ in dataset]))
     assert y.tolist() == [label for _, label in dataset]
-    plain, _ = dataset.tensors(normalise=False, dtype=torch.float64)
-    assert plain.dtype == torch.float64
+    plain, _ = dataset.tensors("cpu", normalise=False)
+    assert plain.dtype == torch.float32
     assert plain.permute(0, 2, 3, 1).numpy() == pytest.approx(arrays.images / 255, abs=1e-7)
-    half, _ = dataset.tensors("cpu", dtype=torch.bfloat16)
-    assert torch.equal(half, x.to(torch.bfloat16))
-    with pytest.raises(ValueError, match="floating point"):
-        dataset.tensors(dtype=torch.uint8)
     x.zero_()
     y.zero_()
     assert torch.equal(dataset.tensors()[1], dataset.labels)  # the data set itself is untouched
     assert dataset.labels.sum() > 0
     assert dataset.images.sum() > 0
-
-
-def test_a_transform_is_given_the_bytes(tiny, tmp_path):
-    dataset, arrays = tiny
-    spec, _ = tiny_cifar(tmp_path)
-    flipped = load(spec, "train", root=tmp_path / "root", transform=lambda image: image.flip(-1))
-    image, label = flipped[5]
-    assert image.dtype == torch.uint8
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), arrays.images[5][:, ::-1])
-    assert label == arrays.labels[5]
-    assert torch.equal(flipped.tensors()[0], dataset.tensors()[0])
-    with pytest.raises(TypeError, match="transform must be a function"):
-        load(spec, "train", root=tmp_path / "root", transform="flip")
 
 
 def test_it_works_in_a_loader_and_survives_pickling(tiny):
@@ -333,11 +316,12 @@ def test_auto_without_a_network_gives_the_sample_and_waits_only_once(tmp_path, c
     found = load(spec, "train", root=tmp_path / "root")
     assert found.source == "sample"
     line = capsys.readouterr().out.splitlines()[-1]
-    assert "(fetching the full set failed: connection refused); all: `make data`" in line
+    assert "(fetching the full set failed: Connection refused at " in line
+    assert line.endswith("); all: `make data`")
     person.execution_count = 2
     monkeypatch.setattr(finding, "fetch", lambda *_, **__: pytest.fail("tried again"))
     assert load(spec, "test", root=tmp_path / "root").source == "sample"
-    assert "connection refused at " in one_line(capsys)
+    assert "Connection refused at " in one_line(capsys)
 
 
 @pytest.mark.parametrize("mode", ["auto", "full"])
@@ -365,7 +349,7 @@ def test_an_interrupted_download_gives_the_sample_and_is_not_begun_again(tmp_pat
 
         spec = replace(spec, addresses=(server.url,))
         with monkeypatch.context() as patch:
-            patch.setattr(fetching.Future, "result", interrupted)
+            patch.setattr(ApplyResult, "get", interrupted)
             found = load(spec, "train", root=tmp_path / "root")
         assert (found.source, len(found)) == ("sample", 20)
         line = capsys.readouterr().out.splitlines()[-1]
@@ -456,7 +440,7 @@ def test_auto_gives_up_on_a_source_that_is_too_slow(tmp_path, capsys, person, mo
     import tiny_data
 
     monkeypatch.setattr(fetching, "JUDGED_AFTER", 0.5)
-
+    monkeypatch.setattr(finding, "QUICK", 6)  # seconds, in which the server doesn't send a quarter of the set
     spec, splits = tiny_fashion(tmp_path)
     with serving({**gz_files(splits), IDX_GZ[0]: tiny_data.trickles}) as server:
         found = load(replace(spec, addresses=(server.url,)), "train", root=tmp_path / "root")
@@ -499,7 +483,7 @@ def test_full_is_an_error_where_it_cannot_be_had(tmp_path, monkeypatch):
     spec, _ = tiny_fashion(tmp_path, addresses=(url,))
     with pytest.raises(DataError) as caught:
         load(spec, "train", root=tmp_path / "root")
-    assert f"  - {url}: connection refused" in str(caught.value).splitlines()
+    assert f"  - {url}: Connection refused" in str(caught.value).splitlines()
 
 
 @pytest.mark.parametrize("mode", ["auto", "full"])
@@ -546,7 +530,7 @@ def test_a_path_that_cannot_be_looked_at(tmp_path, monkeypatch, capsys, person, 
 def test_a_mirror_of_an_unknown_kind_is_an_error(tmp_path, monkeypatch, person):
     monkeypatch.setenv("COURSE_DATA_MIRROR", "ftp://example.org/")
     spec, _ = tiny_fashion(tmp_path)
-    with pytest.raises(ValueError, match="ftp is not supported"):
+    with pytest.raises(ValueError, match=r"ftp://example.org/': neither http\(s\)://"):
         load(spec, "train", root=tmp_path / "root")
 
 

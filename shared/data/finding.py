@@ -6,23 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split
-from shared.data.decoding import read_split
+from shared.data.decoding import read_sample, read_split
 from shared.data.facts import Facts
 from shared.data.fetching import data_root, fetch, recent_failure, remember_failure
-from shared.data.samples import read_sample
 from shared.text import wrapped
 
-MODES = ("sample", "full", "auto")
 QUICK = 180  # seconds that a notebook's data cell waits at most
-HOW_TO_DECLINE = f"It may take {QUICK // 60} minutes; to decline, interrupt the kernel or set COURSE_DATA=sample."
 _told: set[tuple[str, object]] = set()
 
 
 def parse_mode(given: str, named: str = "COURSE_DATA") -> str:
     """The mode that a setting names; "auto" for an empty one. Raises ValueError if it is none of the three."""
     mode = given.strip().lower() or "auto"
-    if mode not in MODES:
-        raise ValueError(f"{named}={given!r} is not known: use {', '.join(MODES[:-1])} or {MODES[-1]}")
+    if mode not in ("sample", "full", "auto"):
+        raise ValueError(f"{named}={given!r} is not known: use sample, full or auto")
     return mode
 
 
@@ -51,23 +48,22 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
             why = "the full set is not on disk"
         except DamagedFile as error:
             why = str(error)
-            if mode == "full":
-                _say(f"{why}; fetching the set again")
     if mode == "full":
-        _fetch(facts, folder)
-        return read_split(facts, folder, split), "full"
+        _say(f"{facts.name}: {why}")
+        return _fetched(facts, folder, split), "full"
     if mode == "auto" and interactive():
         try:
             if failure := recent_failure(facts, folder):
                 raise DataError(failure)
-            _fetch(facts, folder, seconds=QUICK, advice=HOW_TO_DECLINE)
-            return read_split(facts, folder, split), "full"
+            decline = "to decline, interrupt the kernel or set COURSE_DATA=sample."
+            return _fetched(
+                facts, folder, split, f"It may take {QUICK // 60} minutes; {decline}", seconds=QUICK
+            ), "full"
         except KeyboardInterrupt:  # a person who doesn't want to wait, now or in the next cell
             remember_failure(facts, folder, "interrupted")
             why = "fetching the full set was interrupted"
         except DataError as error:
-            reasons = [line.rpartition(": ")[2] for line in str(error).splitlines() if line.startswith("  - ")]
-            why = f"fetching the full set failed: {(reasons or [error])[0]}"
+            why = f"fetching the full set failed: {recent_failure(facts, folder) or error}"
     # one line a data set and cell, so that train and test loaded together don't say it twice
     key = (facts.key, getattr(_shell(), "execution_count", None))
     if key not in _told:
@@ -78,9 +74,10 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
     return read_sample(facts, split), "sample"
 
 
-def _fetch(facts: Facts, folder: Path, advice: str = "", **options: float) -> None:
-    if source := fetch(facts, folder, say=lambda offer: _say(f"{offer} {advice}".strip()), **options):
+def _fetched(facts: Facts, folder: Path, split: str, remark: str = "", **options: float) -> Split:
+    if source := fetch(facts, folder, say=lambda offer: _say(f"{offer} {remark}"), **options):
         _say(f"{facts.name}: full set fetched into {folder} and verified (from {source})")
+    return read_split(facts, folder, split)
 
 
 def _say(line: str) -> None:

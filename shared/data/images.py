@@ -6,9 +6,7 @@ fetched. For more COURSE_DATA decides, as datasets/README.md says.
 
 import operator
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +15,6 @@ from torch.utils.data import Dataset
 from shared.data.arrays import SPLITS
 from shared.data.facts import CIFAR10, FASHION_MNIST, Facts
 from shared.data.finding import find
-
-Folder = str | os.PathLike | None
-Transform = Callable[[torch.Tensor], Any] | None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -32,50 +27,37 @@ class ImageData(Dataset):
     images: torch.Tensor  # uint8 (N, C, H, W)
     labels: torch.Tensor  # int64 (N,)
     classes: tuple[str, ...]  # in the order of the labels
-    mean: tuple[float, ...]  # of the full train split for each channel, of values in [0, 1]; the same for every split
-    std: tuple[float, ...]
-    transform: Transform = None  # called with a uint8 (C, H, W) image instead of normalising it
-
-    def __post_init__(self) -> None:
-        if self.transform is not None and not callable(self.transform):
-            raise TypeError(f"transform must be a function of a uint8 (C, H, W) image, not {self.transform!r}")
-        # made once: making them for every item would take as long as normalising it
-        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+    mean: torch.Tensor  # float32 (C, 1, 1), of the full train split, of values in [0, 1]; the same for every split
+    std: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        """Image and label number `index`: normalised float32 (C, H, W), or what `transform` makes of it; int."""
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """Image and label number `index`: normalised float32 (C, H, W); int."""
         index = operator.index(index)
-        change = self.normalise if self.transform is None else self.transform
-        return change(self.images[index]), int(self.labels[index])
+        return self.normalise(self.images[index]), int(self.labels[index])
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images (..., C, H, W) as float32 with mean 0 and deviation 1 per channel over the full train split."""
-        mean, std = self._mean.to(images.device), self._std.to(images.device)
+        mean, std = self.mean.to(images.device), self.std.to(images.device)
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
     def tensors(
-        self, device: torch.device | str | None = None, *, normalise: bool = True, dtype: torch.dtype = torch.float32
+        self, device: torch.device | str | None = None, *, normalise: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole split: images `dtype` (N, C, H, W) and labels int64 (N,), on `device` (default: CPU).
+        """The whole split on `device` (default: CPU): images float32 (N, C, H, W), labels int64 (N,).
 
-        Args:
-            normalise: as `normalise` does; False leaves values in [0, 1].
-            dtype: a floating point type. `transform` is not applied.
+        The images are normalised as by `normalise`, or else have values in [0, 1].
         """
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating point type, not {dtype}; `images` holds the uint8 values")
         images = self.images.to(device)  # a byte a value travels to the device, not four
         images = self.normalise(images) if normalise else images.to(torch.float32).div_(255)
-        return images.to(dtype), self.labels.to(device, copy=True)
+        return images, self.labels.to(device, copy=True)
 
     def subset(self, count: int) -> "ImageData":
         """The first images of each class, as many of each, `count` in all, in the order of this set.
 
-        Raises:
-            ValueError: `count` is not a multiple of the number of classes, or there are not as many images.
+        Raises ValueError if `count` is not a multiple of the number of classes, or there are not as many images.
         """
         kinds = len(self.classes)
         each, rest = divmod(count, kinds)
@@ -91,7 +73,7 @@ class ImageData(Dataset):
 
 
 def load_fashion_mnist(
-    split: str = "train", *, images: int | None = None, root: Folder = None, transform: Transform = None
+    split: str = "train", *, images: int | None = None, root: str | os.PathLike | None = None
 ) -> ImageData:
     """FashionMNIST: 28×28 grey images of ten kinds of clothes; 60,000 train and 10,000 test (sample: 10,000, 2,000).
 
@@ -99,28 +81,25 @@ def load_fashion_mnist(
         split: "train" or "test".
         images: how many are used, the first ones; None for all there are. The sample may have fewer.
         root: folder of the full sets; default COURSE_DATA_DIR, else datasets/full.
-        transform: called with a uint8 (1, 28, 28) image instead of normalising it.
 
     Raises:
         ValueError: unknown split, too many images, COURSE_DATA misspelt, or COURSE_DATA_MIRROR not supported.
         DataError: the bundled sample is damaged, or (COURSE_DATA=full) the full set cannot be had.
     """
-    return load(FASHION_MNIST, split, images=images, root=root, transform=transform)
+    return load(FASHION_MNIST, split, images=images, root=root)
 
 
 def load_cifar10(
-    split: str = "train", *, images: int | None = None, root: Folder = None, transform: Transform = None
+    split: str = "train", *, images: int | None = None, root: str | os.PathLike | None = None
 ) -> ImageData:
     """CIFAR-10: 32×32 colour images of ten classes; 50,000 train and 10,000 test (sample: 6,000 and 1,000).
 
     Arguments and errors as for `load_fashion_mnist`; images are (3, 32, 32).
     """
-    return load(CIFAR10, split, images=images, root=root, transform=transform)
+    return load(CIFAR10, split, images=images, root=root)
 
 
-def load(
-    facts: Facts, split: str, *, images: int | None = None, root: Folder = None, transform: Transform = None
-) -> ImageData:
+def load(facts: Facts, split: str, *, images: int | None = None, root: str | os.PathLike | None = None) -> ImageData:
     """Load one split of the data set that `facts` describe; see `load_fashion_mnist`."""
     if split not in SPLITS:
         raise ValueError(f'split must be "train" or "test", not {split!r}')
@@ -131,7 +110,7 @@ def load(
     pixels, labels = arrays.images[:images], arrays.labels[:images]
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return ImageData(
-        name=facts.name, split=split, source=source, classes=facts.classes, mean=facts.mean, std=facts.std,
+        name=facts.name, split=split, source=source, classes=tuple(facts.classes),
         images=torch.from_numpy(np.array(pixels, order="C")), labels=torch.from_numpy(labels.astype(np.int64)),
-        transform=transform,
+        mean=torch.tensor(facts.mean)[:, None, None], std=torch.tensor(facts.std)[:, None, None],
     )  # fmt: skip
