@@ -1,9 +1,8 @@
 """The environment that every command runs in: a .venv in the repository root, made and kept up to date here.
 
-Only the standard library is needed: this runs before anything is installed. `prepare` returns the Python to use and
-calls pip only if something has to be installed. A stamp says what has been (requirements*.txt, constraints.txt,
-pyproject.toml, the Python version, the index of torch); while it matches, nothing is done and no network is needed.
-Files of ours:
+Only the standard library is needed: this runs before anything is installed. `enter` calls pip only if something has
+to be installed. A stamp says what has been (requirements*.txt, constraints.txt, pyproject.toml, the index of torch);
+while it matches, nothing is done and no network is needed. Files of ours:
 
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
     .venv/course-stamp.json     what is installed; removed first and written last, so an interrupted one leaves none
@@ -28,8 +27,6 @@ from pathlib import Path
 from course.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST_PYTHON = (3, 11)
-ARRIVED = "COURSE_STARTED_IN_ENVIRONMENT"  # set for the process that takes over, so that it can't start itself for ever
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 LOCK_LIMIT = 3600  # seconds to wait for another process's installation
@@ -62,24 +59,36 @@ def run(command: list[str]) -> int:
         close_fds=False,  # it inherits the lock, which is held until the last of us has ended
     )  # fmt: skip
     try:
-        return process.wait(timeout=PIP_LIMIT)
+        return process.wait(PIP_LIMIT)
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.") from error
     except KeyboardInterrupt:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=60)
+            process.wait(60)
         raise
     finally:
         process.kill()  # which does nothing to one that has ended
-        process.wait(timeout=60)
 
 
-def probe(command: list[str], timeout: float = 30) -> subprocess.CompletedProcess[str]:
-    """Run a short program and capture what it prints."""
-    return subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        encoding="utf-8", errors="replace", timeout=timeout, check=False,
-    )  # fmt: skip
+def end_of(process: subprocess.Popen) -> int:
+    """Wait for a program in the foreground; returns its exit status. Ctrl-C reaches it as well, and it decides."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def probe(python: Path, code: str, timeout: float = 30) -> tuple[int, str]:
+    """Run a line of Python; returns its exit status and what it printed or why it could not."""
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", timeout=timeout, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout.strip()
 
 
 @contextlib.contextmanager
@@ -88,26 +97,24 @@ def locked(path: Path, limit: float) -> Iterator[None]:
 
     The operating system holds the lock and drops it when its process ends however that happens, so it can't go stale.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    os.set_inheritable(descriptor, True)
-    deadline = time.monotonic() + limit
-    try:
-        if not _try_lock(descriptor):
-            say("Another process is setting the environment up; waiting for it to finish.")
-            while not _try_lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise SetupError(
-                        f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
-                        "(look for `pip install` among the processes), then call this again."
-                    )
-                time.sleep(0.2)
+    deadline, told = time.monotonic() + limit, False
+    with open(path, "ab") as file:
+        os.set_inheritable(file.fileno(), True)
+        while not _try_lock(file.fileno()):
+            if not told:
+                say("Another process is setting the environment up; waiting for it to finish.")
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
+                    "(look for `pip install` among the processes), then call this again."
+                )
+            told = True
+            time.sleep(0.2)
         yield
-    finally:
-        os.close(descriptor)  # drops the lock
 
 
 def _try_lock(descriptor: int) -> bool:
-    with contextlib.suppress(OSError):
+    try:
         if os.name == "nt":
             import msvcrt
 
@@ -116,17 +123,15 @@ def _try_lock(descriptor: int) -> bool:
             import fcntl
 
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+    except OSError:
+        return False
+    return True
 
 
 class Environment:
-    """The .venv of one repository.
+    """The .venv of the repository `root`.
 
-    Args:
-        root: the repository.
-        index: address of the index for torch and torchvision; None means the one this .venv was made with, if any;
-            "" means pip's usual one.
+    `index` is the address of the index for torch and torchvision, "" pip's usual one, None the one it was made with.
     """
 
     def __init__(self, root: Path, index: str | None = None) -> None:
@@ -136,41 +141,28 @@ class Environment:
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
         self.lock = self.folder / "course.lock"
-        self.recorded_index = read_json(self.marker if self.ours else self.stamp).get("index", "")
-        self.index = self.recorded_index if index is None else index
-
-    @property
-    def ours(self) -> bool:
-        """Whether this tool made the folder, so that it may empty it."""
-        return self.marker.is_file()
+        recorded = {**read_json(self.stamp), **read_json(self.marker)}.get("index", "")
+        self.index = recorded if index is None else index
 
     def broken(self) -> str | None:
         """Why the .venv can't be used as it is, or None."""
-        marker = read_json(self.marker)
-        if self.ours and marker.get("root") != str(self.root):
+        if read_json(self.marker).get("root", str(self.root)) != str(self.root):
             return "the folder has been moved or copied"
         if not self.python.exists():
             return "its Python is gone" if (self.folder / "pyvenv.cfg").exists() else "there is none yet"
-        code = "import sys, pip; print('%d.%d' % sys.version_info[:2])"
-        try:
-            said = probe([str(self.python), "-I", "-c", code]).stdout.strip() or "it says nothing"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        if not re.fullmatch(r"\d+\.\d+", said):
-            return f"its Python doesn't start or has no pip ({said.splitlines()[-1]})"
-        if tuple(map(int, said.split("."))) < OLDEST_PYTHON:
-            return f"its Python is {said}, and the course needs 3.11 or newer"
-        if marker.get("python", said) != said:
-            return f"it was made for Python {marker['python']}, and that is {said} now"
+        # where it was made for another version of Python there is no pip
+        status, said = probe(self.python, "import sys, pip; assert sys.version_info >= (3, 11); print(sys.prefix)")
+        # the folder, not the file: .venv/bin/python is a link to the system's
+        if status or Path(said).resolve() != self.folder.resolve():
+            said = (said or "it says nothing").splitlines()[-1]
+            return f"its Python doesn't start there, isn't 3.11 or newer or has no pip ({said})"
         return None
 
     def digest(self) -> str:
         """A hash of everything that decides what is installed."""
-        names = sorted(path.name for path in self.root.glob("requirements*.txt"))
-        paths = [self.root / name for name in (*names, "constraints.txt", "pyproject.toml")]
-        texts = {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
-        decides = [texts, read_json(self.marker).get("python"), self.index]
-        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+        names = ("requirements*.txt", "constraints.txt", "pyproject.toml")
+        texts = {path.name: path.read_text("utf-8") for name in names for path in sorted(self.root.glob(name))}
+        return hashlib.sha256(json.dumps([texts, self.index]).encode()).hexdigest()
 
     def ready(self) -> bool:
         """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for."""
@@ -190,18 +182,17 @@ class Environment:
                     self._install()
         except OSError as error:
             raise SetupError(
-                f"Can't write the environment {self.folder}: {error}\n"
-                "If the disk isn't full, use a copy of the course in a folder of yours, or COURSE_ENV=current with a "
-                "Python that has all of requirements.txt."
+                f"Can't write the environment {self.folder}: {error}\nIf the disk isn't full, use a copy of the course "
+                "in a folder of yours, or COURSE_ENV=current with a Python that has all of requirements.txt."
             ) from error
         return self.python
 
     def empty(self) -> None:
         """Delete what is in the folder, but for the marker and the lock. SetupError if it isn't this tool's."""
-        if not self.ours:
+        if not self.marker.is_file():
             raise SetupError(
-                f"{self.folder} was not made by this tool, so it is left alone. Delete or rename it "
-                "yourself, then call this again."
+                f"{self.folder} was not made by this tool, so it is left alone. Delete or rename it yourself, then "
+                "call this again."
             )
         for path in self.folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -213,25 +204,25 @@ class Environment:
         """Delete the folder; False if there is none. SetupError if it isn't this tool's or is in use."""
         if not self.folder.exists():
             return False
-        with locked(self.lock, 5) if self.ours else contextlib.nullcontext():
+        with locked(self.lock, 5) if self.marker.is_file() else contextlib.nullcontext():
             self.empty()
         shutil.rmtree(self.folder)
         return True
 
     def _write_marker(self) -> None:
-        made_for = "{}.{}".format(*sys.version_info[:2])
-        write_json(self.marker, {"root": str(self.root), "python": made_for, "index": self.index})
+        write_whole(self.marker, json.dumps({"root": str(self.root), "index": self.index}))
 
     def _install(self) -> None:
-        reason, stamped = self.broken(), self.stamp.exists()
-        if reason is None and stamped and self.index != self.recorded_index:
-            reason = "torch is to come from another index"
-        if reason is None and self.ours and not stamped:
-            reason = "an installation was interrupted, so packages may be half there"
-        if reason is not None:
+        installed, ours = read_json(self.stamp), self.marker.is_file()
+        reason = (
+            self.broken()
+            or (installed.get("index", self.index) != self.index and "torch is to come from another index")
+            or (ours and not installed and "an installation was interrupted, so packages may be half there")
+        )
+        if reason:
             self._make(reason)
         self.stamp.unlink(missing_ok=True)
-        if not self.ours:
+        if not ours:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
         free = shutil.disk_usage(self.folder).free / 1e9
         say(
@@ -244,11 +235,10 @@ class Environment:
             self._pip("--no-deps", "--index-url", self.index, *torch)
         self._pip("-r", "requirements-dev.txt")
         # wheels from two indexes install well and break here
-        code = "import torch, torchvision; from torchvision.ops import nms"
-        answer = probe([str(self.python), "-c", code], timeout=300)
-        if answer.returncode:
-            raise SetupError("\n".join([*answer.stdout.strip().splitlines()[-8:], "", TORCH_ADVICE]))
-        write_json(self.stamp, {"digest": self.digest(), "index": self.index})
+        status, said = probe(self.python, "import torch, torchvision; from torchvision.ops import nms", timeout=300)
+        if status:
+            raise SetupError("\n".join([*said.splitlines()[-8:], "", TORCH_ADVICE]))
+        write_whole(self.stamp, json.dumps({"digest": self.digest(), "index": self.index}))
 
     def _make(self, reason: str) -> None:
         """A fresh virtual environment in the folder, from the Python below the running one."""
@@ -271,14 +261,10 @@ class Environment:
             raise SetupError(PIP_ADVICE.format(status=status))
 
 
-# the running Python instead (COURSE_ENV=current) --------------------------------------------------------------------
-
-
 def requirements(root: Path) -> list[str]:
     """The lines of requirements.txt that name a distribution, without comments."""
     text = (root / "requirements.txt").read_text(encoding="utf-8")
-    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("-")]
+    return [line.strip() for line in re.findall(r"^\w[^#\n]*", text, re.MULTILINE)]
 
 
 def unmet(root: Path, command: str) -> list[str]:
@@ -301,11 +287,11 @@ def unmet(root: Path, command: str) -> list[str]:
     return problems
 
 
-# what __main__ calls ------------------------------------------------------------------------------------------------
+def enter(command: str, arguments: list[str]) -> int | None:
+    """Have `command` run where everything is installed: None if that is here, or the status of who took over.
 
-
-def prepare(command: str) -> Path:
-    """The Python in which `command` is to run, with everything installed. Raises SetupError."""
+    Raises SetupError. On POSIX the one that takes over replaces this process.
+    """
     choice = os.environ.get("COURSE_ENV", "")
     if choice == "current":
         if problems := unmet(ROOT, command):
@@ -317,50 +303,26 @@ def prepare(command: str) -> Path:
         # kernels start in other folders and this Python may not have the project installed
         paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        return Path(sys.executable)
+        return None
     if choice:
         raise SetupError(f"COURSE_ENV={choice!r} is not known. Use COURSE_ENV=current, or unset it to have .venv made.")
-    return Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX")).ensure()
-
-
-def is_running(python: Path) -> bool:
-    """Whether `python` is the interpreter that runs now."""
-    if python == Path(sys.executable):
-        return True
-    # the folder, not the file: .venv/bin/python is a link to the system's
-    here = Path(sys.prefix).resolve() == python.parent.parent.resolve()
-    if os.environ.pop(ARRIVED, None) and not here:
-        raise SetupError(f"{python} starts as {sys.executable} ({sys.prefix}). Run `python -m course clean --all`.")
-    return here
-
-
-def hand_over(python: Path, arguments: list[str]) -> int:
-    """Start `python -m course` again in the environment; on POSIX this never returns, else it gives the exit status."""
-    command = [str(python), "-m", "course", *arguments]
-    os.environ[ARRIVED] = "1"
+    os.environ.pop("PYTHONHOME", None)  # which would lead the Python of .venv elsewhere, and that one back here
+    made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"))
+    python = made.ensure()
+    if Path(sys.prefix).resolve() == made.folder.resolve():
+        return None
     # programs that notebooks or tools start by name (ruff, ninja) come from the environment, too
     os.environ["PATH"] = str(python.parent) + os.pathsep + os.environ.get("PATH", "")
+    started = [str(python), "-m", "course", command, *arguments]
     if CAN_EXEC:
-        os.execv(command[0], command)
-    return end_of(subprocess.Popen(command))
-
-
-def end_of(process: subprocess.Popen) -> int:
-    """Wait for a program in the foreground; returns its exit status. Ctrl-C reaches it as well, and it decides."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+        os.execv(started[0], started)
+    return end_of(subprocess.Popen(started))
 
 
 def describe() -> str:
     """One line on the running environment."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision"))
     return f"{sys.prefix}, Python {sys.version.split()[0]}, {versions}"
-
-
-# small things -------------------------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -370,13 +332,6 @@ def say(text: str) -> None:
 
 def read_json(path: Path) -> dict[str, str]:
     """The object in a small file of ours; empty if it is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def write_json(path: Path, value: dict[str, str]) -> None:
-    """Write a small file of ours, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=1) + "\n")
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}

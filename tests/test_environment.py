@@ -1,6 +1,5 @@
 """course.environment with a pip that installs nothing: when it is called, what it is told, how failures are mended."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,6 @@ import pytest
 from course import environment
 from course.environment import Environment, SetupError, locked, unmet
 
-THIS_VERSION = "{}.{}".format(*sys.version_info[:2])
-
 
 class Fakes:
     """Stands for venv, pip and the Python in .venv; records the commands."""
@@ -26,7 +23,7 @@ class Fakes:
     def __init__(self, fail_pip=None, torch_fails=None):
         self.commands = []
         self.fail_pip, self.torch_fails = fail_pip, torch_fails
-        self.answer = THIS_VERSION
+        self.answer = None
 
     def run(self, command):
         self.commands.append(command)
@@ -40,11 +37,10 @@ class Fakes:
             raise self.fail_pip
         return self.fail_pip or 0
 
-    def probe(self, command, timeout=30):
-        if "import torch" in command[-1]:
-            said, status = self.torch_fails or "", 1 if self.torch_fails else 0
-            return subprocess.CompletedProcess(command, status, said)
-        return subprocess.CompletedProcess(command, 0, self.answer + "\n")
+    def probe(self, python, code, timeout=30):
+        if "import torch" in code:
+            return (1, self.torch_fails) if self.torch_fails else (0, "")
+        return self.answer or (0, str(python.parent.parent))
 
     def installed(self):
         return mock.patch.multiple(environment, run=self.run, probe=self.probe)
@@ -138,23 +134,29 @@ def test_broken_environments_are_rebuilt(root):
     python.unlink()
     ensure(root, fakes)
     assert len(fakes.venv_calls()) == 2, "its Python was gone"
-    for answer in ("3.10", "ModuleNotFoundError: No module named 'pip'", "a traceback", ""):
-        fakes.answer = answer
+    for answer in ("AssertionError", "ModuleNotFoundError: No module named 'pip'", "", str(root / ".venv")):
+        fakes.answer = 1, answer
         with pytest.raises(SetupError, match="python3-venv"):
             ensure(root, fakes)  # the rebuilt one is the same again here
         with pytest.raises(SetupError, match="python3-venv"):
             ensure(root, fakes)  # and is begun again, not taken for what it isn't
-        fakes.answer = THIS_VERSION
+        fakes.answer = None
         ensure(root, fakes)
-    marker = root / ".venv/made-by-course.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "python": "3.1"}))
-    with fakes.installed():
-        assert "made for Python 3.1" in Environment(root).broken()
-    ensure(root, fakes)
     (root / ".venv/course-stamp.json").write_text("{broken")
     calls = len(fakes.pip_calls())
     ensure(root, fakes)
     assert len(fakes.pip_calls()) == calls + 1, "a damaged stamp is no stamp"
+
+
+def test_an_environment_that_starts_another_python_is_no_endless_loop(root):
+    """Handing over to it would end in a Python that hands over again."""
+    fakes = Fakes()
+    ensure(root, fakes)
+    fakes.answer = 0, "/usr"
+    with fakes.installed():
+        assert "doesn't start there, isn't 3.11 or newer or has no pip (/usr)" in Environment(root).broken()
+    with pytest.raises(SetupError, match="python3-venv"):
+        ensure(root, fakes)  # the one that is made instead does the same here
 
 
 def test_a_moved_repository_is_noticed(root, tmp_path_factory):
@@ -325,6 +327,12 @@ def test_a_real_venv_is_made_and_recognised(root, monkeypatch):
         [made.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True, timeout=60
     )
     assert Path(answer.stdout.strip()).resolve() == (root / ".venv").resolve()
+    if os.name == "posix":
+        packages = next(made.folder.glob("lib/python3.*"))
+        (packages / "site-packages" / "pip.py").touch()
+        assert made.broken() is None
+        packages.rename(packages.with_name("python3.1"))  # as if .venv had been made for another version of Python
+        assert "No module named 'pip'" in made.broken()
 
 
 def test_an_unwritable_repository_is_explained(root):
@@ -353,4 +361,4 @@ def test_current_python_lacking_something(root, monkeypatch):
 def test_unknown_course_env_is_refused(monkeypatch):
     monkeypatch.setenv("COURSE_ENV", "curent")
     with pytest.raises(SetupError, match="curent"):
-        environment.prepare("run")
+        environment.enter("run", [])

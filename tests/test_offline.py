@@ -110,10 +110,10 @@ def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, 
 
     real = environment.probe
 
-    def probe(command, timeout=30):
-        if "import torch" in command[-1]:
-            command = [command[0], "-c", "import tinycourseneed, tinycoursedev, shared, course"]
-        return real(command, timeout)
+    def probe(python, code, timeout=30):
+        if "import torch" in code:
+            code = "import tinycourseneed, tinycoursedev, shared, course"
+        return real(python, code, timeout)
 
     monkeypatch.setattr(environment, "probe", probe)
     python = Environment(repository).ensure()
