@@ -8,11 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import linecache
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
+
 from course.syllabus import SYLLABUS_FILE
+
+_numbers = itertools.count(1)
 
 
 def answers(
@@ -20,22 +26,20 @@ def answers(
 ) -> dict[str, Any]:
     """Run a notebook's setup cell and its answer cells, nothing else; return the names they define.
 
-    `edit` is applied to each answer cell's source first: course.exercises.student_source makes the stubs.
+    `edit` is applied to each answer cell's source first: course.exercise_form.student_source makes the stubs.
     `given` are names that answers use and the lesson defines.
     """
     path, cells = _code_cells(number)
-    namespace: dict[str, Any] = {"__name__": "answers", **(given or {})}
+    namespace = fresh_namespace(given)
     for cell in cells:
         is_answer = cell["metadata"].get("nbgrader", {}).get("solution", False)
         if is_answer or cell["id"] == "setup":
             _run(path, cell["id"], edit(cell["source"]) if is_answer else cell["source"], namespace)
-    return namespace
+    return _own(namespace)
 
 
 def definitions(number: str, *cells: str) -> dict[str, Any]:
-    """Run a notebook's setup cell and the cells with the given ids, in the order of the page; return their names.
-
-    The functions belong to `__main__`, so cloudpickle sends them to other processes by value.
+    """Run a notebook's setup cell and the cells with the given ids, in the order of the page; return their namespace.
 
     Raises:
         KeyError: the notebook has no code cell with one of the ids.
@@ -44,11 +48,29 @@ def definitions(number: str, *cells: str) -> dict[str, Any]:
     missing = sorted(set(cells) - {cell["id"] for cell in found})
     if missing:
         raise KeyError(f"{path.name} has no code cell {', '.join(missing)}")
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = fresh_namespace()
     for cell in found:
         if cell["id"] in ("setup", *cells):
             _run(path, cell["id"], cell["source"], namespace)
     return namespace
+
+
+def fresh_namespace(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The namespace of a new module, with the names of `given`; cloudpickle sends what it defines by value.
+
+    A module that can be found, as a kernel's `__main__` can: torch.export of PyTorch 2.11 looks a function's globals up
+    in the module of that name.
+    """
+    module = ModuleType(f"lesson_{next(_numbers)}")
+    sys.modules[module.__name__] = module
+    cloudpickle.register_pickle_by_value(module)
+    vars(module).update(_own(given or {}))
+    return vars(module)
+
+
+def _own(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """The names without those that each module has for itself."""
+    return {name: value for name, value in namespace.items() if not (name.startswith("__") and name.endswith("__"))}
 
 
 def _code_cells(number: str) -> tuple[Path, list[dict[str, Any]]]:

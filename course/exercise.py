@@ -23,7 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from course import exercises
+from course import exercise_form
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.files import write_whole
@@ -85,7 +85,7 @@ import torch
 from check_protocol import CheckProtocol
 
 from course.answers import answers
-from course.exercises import student_source
+from course.exercise_form import student_source
 from course.syllabus import load
 from shared.checks import {module} as check
 
@@ -256,17 +256,17 @@ def _insert_cells(notebook: NotebookNode, wish: Wish, topic: Topic, module: str,
     example = _example(notebook, root / "templates" / topic.template, topic.number)
     if example and (wish.after is None or wish.after in EXAMPLE):
         index = ids.index(example[-1]) + 1
-    heading = exercises.heading(topic.number, 0, wish.title, wish.points, wish.minutes)
+    heading = exercise_form.heading(topic.number, 0, wish.title, wish.points, wish.minutes)
     task, answer, check = wish.cells
     notebook.cells[index:index] = [
         new_markdown_cell(TASK.format(heading=heading), id=task),
         new_code_cell(
-            ANSWER.format(name=wish.name), id=answer, metadata={"nbgrader": exercises.answer_metadata(answer)}
+            ANSWER.format(name=wish.name), id=answer, metadata={"nbgrader": exercise_form.answer_metadata(answer)}
         ),
         new_code_cell(
             f"check.{wish.name}({wish.name});",
             id=check,
-            metadata={"nbgrader": exercises.check_metadata(check, wish.points)},
+            metadata={"nbgrader": exercise_form.check_metadata(check, wish.points)},
         ),
     ]
     notebook.cells = [cell for cell in notebook.cells if cell.id not in example]

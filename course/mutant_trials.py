@@ -289,7 +289,7 @@ def _end(process: mp.process.BaseProcess) -> None:
         if os.getpgid(process.pid) == process.pid:  # a child that begins meanwhile is in no list, but in the group
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
-    process.join()
+    process.join(60)  # close() raises if it is still there
     for member in family:
         try:
             member.kill()

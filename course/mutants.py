@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from course.exercises import solution_blocks
+from course.exercise_form import solution_blocks
 
 _OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.Pow: (ast.Mult,),
@@ -62,7 +62,7 @@ def mutants(source: str) -> list[Mutant]:
 
     Raises:
         SyntaxError: the cell is not Python.
-        course.exercises.MarkerError: its solution markers don't pair up.
+        course.exercise_form.MarkerError: its solution markers don't pair up.
     """
     found, seen = [], {_code(source)}
     for mutant in candidates(source):

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from course import syllabus
 from course.environment import ROOT
-from course.files import write_whole
+from course.files import NotWritableError, require_writable, write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
 from course.mutants import Mutant, mutants
 from course.selection import Selected, SelectionError, select
@@ -94,7 +94,9 @@ def main(args: argparse.Namespace) -> int:
         chosen = choose(args.topics)
         if args.jobs < 1:
             raise SelectionError(f"--jobs must be at least 1, not {args.jobs}.")
-    except (SelectionError, syllabus.SyllabusError) as error:
+        if not args.list:
+            require_writable(KEPT)  # before minutes of work
+    except (SelectionError, syllabus.SyllabusError, NotWritableError) as error:
         console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
         return 2
     table = Table("exercise", "", *("mutants", "caught", "equivalent", "score", "seconds", ""), box=None)

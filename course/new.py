@@ -51,6 +51,7 @@ class Wish:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course new`."""
     parser.add_argument("number", help="number of the topic, e.g. 15-11")
     parser.add_argument("title", nargs="?", help="title of the topic; not needed if syllabus.toml has it")
     parser.add_argument("--template", help=f"{' or '.join(TEMPLATE_OF)}; not needed if syllabus.toml has it")
@@ -101,9 +102,8 @@ def create(
     run: execute the notebook, so that it holds its outputs.
     Raises NewError or SyllabusError before anything is written.
     """
-    before = syllabus_file.read_bytes()
     syllabus = load(syllabus_file)
-    after = _with_draft_row(before.decode("utf-8"), wish, syllabus)
+    after = _with_draft_row(syllabus_file.read_bytes().decode("utf-8"), wish, syllabus)
     topic = parse(after, syllabus.path).topics[wish.number]
     if topic.path.exists():
         raise NewError(f"{topic.path} is there already; it was not changed")

@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,7 +22,7 @@ from nbformat import NotebookNode
 from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.exercises import BEGIN, END, MarkerError, solution_blocks, student_source
+from course.exercise_form import BEGIN, END, MarkerError, solution_blocks, student_source
 from course.files import NotWritableError, require_writable, write_whole
 from course.selection import Selected, SelectionError, select
 from course.syllabus import Syllabus
@@ -178,17 +179,21 @@ def main(args: argparse.Namespace) -> int:
     try:
         book = syllabus.load()
         notebooks = select(args.notebooks, book) if args.notebooks else finished(book)
-        require_writable(args.output, "; name another --output")
+        require_folder(args.output, notebooks)
     except (SelectionError, syllabus.SyllabusError, NotWritableError) as error:
-        print(f"workbook: {error}")
-        return 2
-    if any(notebook.path.parent == args.output.resolve() for notebook in notebooks):
-        print(f"workbook: {args.output} holds the notebooks themselves; name another --output.")
+        print(f"workbook: {error}", file=sys.stderr)
         return 2
     status = make(notebooks, args.output)
     page = make_start_page(book, args.output)
     print(f"The student edition is in {page.resolve().parent}")
     return status
+
+
+def require_folder(folder: Path, notebooks: list[Selected]) -> None:
+    """Make the folder of an edition; NotWritableError if nothing can be written there, or it has the sources."""
+    if any(notebook.path.parent == folder.resolve() for notebook in notebooks):
+        raise NotWritableError(f"{folder} holds the notebooks themselves; name another --output.")
+    require_writable(folder, "; name another --output")
 
 
 def finished(syllabus: Syllabus) -> list[Selected]:

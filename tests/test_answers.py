@@ -1,12 +1,15 @@
 """Code taken out of a notebook: which cells run, and under which names and rules."""
 
 import json
+import subprocess
+import sys
 
+import cloudpickle
 import pytest
 
 from course import answers as module
 from course.answers import answers, definitions
-from course.exercises import answer_metadata, student_source
+from course.exercise_form import answer_metadata, student_source
 
 SOLVED = "def half(x: Later) -> float:\n    ### BEGIN SOLUTION\n    return x / 2\n    ### END SOLUTION"
 
@@ -39,11 +42,23 @@ def test_answers_can_be_changed_first_and_given_names():
     assert answers("15-01", given={"from_lesson": 5})["from_lesson"] == 5
 
 
-def test_definitions_belong_to_main_so_that_other_processes_get_them_by_value():
+def test_other_processes_get_definitions_by_value():
     found = definitions("15-01", "other")
     assert found["other"]() is float
-    assert found["other"].__module__ == "__main__"
     assert "half" not in found
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)())"
+    data = cloudpickle.dumps(found["other"])
+    said = subprocess.run([sys.executable, "-c", program], input=data, timeout=60, check=True, capture_output=True)
+    assert said.stdout.split() == [b"<class", b"'float'>"]
+
+
+def test_what_runs_belongs_to_a_module_of_its_own():
+    one, two = definitions("15-01", "other"), answers("15-01", given={"__name__": "mine", "Early": int})
+    module_of_one, module_of_two = (sys.modules[f.__module__] for f in (one["other"], two["half"]))
+    assert vars(module_of_one) is one
+    assert module_of_two.Early is int
+    assert module_of_one is not module_of_two
+    assert not [name for name in two if name.startswith("__")]
 
 
 def test_a_cell_that_is_not_there_is_named():

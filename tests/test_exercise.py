@@ -12,7 +12,7 @@ import pytest
 from course import exercise, lint, new
 from course.environment import ROOT
 from course.exercise import ExerciseError, Wish, add
-from course.exercises import answer_metadata, check_metadata
+from course.exercise_form import answer_metadata, check_metadata
 from course.syllabus import load
 
 REAL = load()

@@ -11,7 +11,7 @@ import pytest
 
 from course import lint, module_readme
 from course.environment import ROOT
-from course.exercises import MarkerError, answer_metadata, check_metadata, student_source
+from course.exercise_form import MarkerError, answer_metadata, check_metadata, student_source
 from course.rules import lint_notebook, relaxed_for
 from course.rules.names import read_and_written
 from course.rules.notebook import named_topics
@@ -460,6 +460,7 @@ DAMAGE = {
     ),
     "no docstring": (replace("ex-aaa", '    """Half of x."""\n', ""), "exercise-markers", "ex-aaa"),
     "markers elsewhere": (append("figure-1", "\n### BEGIN SOLUTION\n### END SOLUTION"), "exercise-markers", "figure-1"),
+    "small markers elsewhere": (append("figure-1", "\n# begin solution"), "exercise-markers", "figure-1"),
     "check that checks nothing": (source("ex-aaa-check", "print(aaa(2))"), "exercise-checks", "ex-aaa-check"),
     "check of another topic": (replace("setup", "topic_15_04", "topic_15_05"), "exercise-import", "setup"),
     "too few exercises": (remove("ex-ddd-task", "ex-ddd", "ex-ddd-check"), "exercise-count", "-"),

@@ -14,7 +14,7 @@ import pytest
 from course import mutant_trials, mutate, syllabus
 from course.__main__ import COMMANDS
 from course.environment import ROOT
-from course.exercises import MarkerError
+from course.exercise_form import MarkerError
 from course.mutant_trials import Target, TargetError, needed_for, prepare, targets, try_answer
 from course.mutants import mutants
 from course.selection import select
@@ -471,11 +471,20 @@ def test_bad_names_and_damaged_results_are_named(command, notebook):
     path = notebook()
     status, out = command(f"{path}.7")
     assert (status, "has no exercise 7; it has 1" in out) == (1, True)
-    mutate.KEPT.mkdir()
+    mutate.KEPT.mkdir(exist_ok=True)
     mutate.kept_file("15-99_doubling").write_text("{", encoding="utf-8")
     status, out = command()
     assert status == 1
     assert "Mend it or delete it" in " ".join(out.split())
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_any_mutant_is_tried(command, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(mutate, "KEPT", tmp_path / "file")
+    monkeypatch.setattr(mutate, "run", lambda *args, **kwargs: pytest.fail("tried"))
+    status, out = command()
+    assert status == 2
+    assert "can't write in" in out
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from course import exercises
+from course import exercise_form
 from course.rules.form import CLOSING, OPENING
 from course.rules.notebook import Cell, Notebook
 from course.rules.table import Complaint, rule
@@ -49,7 +49,7 @@ def exercise_headings(notebook: Notebook) -> Iterator[Complaint]:
             continue
         form = f"### Exercise {number}.{place} — Title (10 points, 20 minutes)"
         level, text = task.headings[0] if task.headings else (0, "")
-        match = exercises.HEADING.fullmatch(text)
+        match = exercise_form.HEADING.fullmatch(text)
         if level != 3 or match is None or not task.source.startswith("### "):
             yield task.id, f"must start with a heading of the form '{form}'"
             continue
@@ -86,11 +86,11 @@ def exercise_metadata(notebook: Notebook) -> Iterator[Complaint]:
         part = parts.get(cell.id, "")
         found = cell.metadata.get("nbgrader")
         if part == "answer":
-            wanted = exercises.answer_metadata(cell.id)
+            wanted = exercise_form.answer_metadata(cell.id)
         elif part == "check":
             points = found.get("points") if isinstance(found, dict) else None
             whole = isinstance(points, int) and not isinstance(points, bool) and points > 0
-            wanted = exercises.check_metadata(cell.id, points if whole else 10)
+            wanted = exercise_form.check_metadata(cell.id, points if whole else 10)
         else:
             if found is not None:
                 yield cell.id, "has nbgrader metadata, but is no answer or check cell; remove it"
@@ -102,18 +102,20 @@ def exercise_metadata(notebook: Notebook) -> Iterator[Complaint]:
 @rule("exercise-markers")
 def exercise_markers(notebook: Notebook) -> Iterator[Complaint]:
     answers = {cells["answer"].id for cells in notebook.exercises.values() if "answer" in cells}
+    pair = f"{exercise_form.BEGIN} … {exercise_form.END}"
     for cell in notebook.code:
-        marked = [line for line in cell.source.splitlines() if re.search(r"(BEGIN|END) SOLUTION", line)]
+        marked, problem = False, ""
+        try:
+            marked = bool(exercise_form.solution_blocks(cell.source))
+        except exercise_form.MarkerError as error:
+            problem = str(error)
         if cell.id not in answers:
-            if marked:
+            if marked or problem:
                 yield cell.id, "has solution markers, but is no answer cell; remove them"
-            continue
-        crooked = [line for line in marked if line.strip() not in (exercises.BEGIN, exercises.END)]
-        if crooked:
-            exact = f"{exercises.BEGIN} or {exercises.END}"
-            yield cell.id, f"has a marker {crooked[0].strip()!r}; it must be exactly {exact}"
+        elif problem:
+            yield cell.id, f"has no student's form: {problem}"
         elif not marked:
-            yield cell.id, f"has no {exercises.BEGIN} … {exercises.END}, so the student edition would hold the solution"
+            yield cell.id, f"has no {pair}, so the student edition would hold the solution"
         else:
             yield from _student_form(cell)
 
@@ -121,8 +123,8 @@ def exercise_markers(notebook: Notebook) -> Iterator[Complaint]:
 def _student_form(cell: Cell) -> Iterator[Complaint]:
     """The stub that a student gets must be Python that fails only when it is called, and must say what to return."""
     try:
-        tree = ast.parse(exercises.student_source(cell.source))
-    except exercises.MarkerError as error:
+        tree = ast.parse(exercise_form.student_source(cell.source))
+    except exercise_form.MarkerError as error:
         yield cell.id, f"has no student's form: {error}"
         return
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -210,7 +212,7 @@ def exercise_checks(notebook: Notebook) -> Iterator[Complaint]:
 
 
 def _differences(task: Cell, said: Declared, where: str, *, numbered: bool) -> Iterator[Complaint]:
-    match = exercises.HEADING.fullmatch(task.headings[0][1] if task.headings else "")
+    match = exercise_form.HEADING.fullmatch(task.headings[0][1] if task.headings else "")
     if match is None:
         return  # the rule "exercise-headings" says so
     pairs = [("title", match[3], said.title), ("points", int(match[4]), said.points)]
@@ -224,7 +226,7 @@ def _differences(task: Cell, said: Declared, where: str, *, numbered: bool) -> I
 @rule("exercise-points", not_for=("draft",))
 def exercise_points(notebook: Notebook) -> Iterator[Complaint]:
     headings = [cells["task"].headings for cells in notebook.exercises.values() if "task" in cells]
-    matches = [exercises.HEADING.fullmatch(found[0][1]) for found in headings if found]
+    matches = [exercise_form.HEADING.fullmatch(found[0][1]) for found in headings if found]
     points = sum(int(match[4]) for match in matches if match)
     if points != POINTS and all(matches):
         yield "-", f"gives {points} points for all exercises together; a notebook gives {POINTS}"
