@@ -1,31 +1,42 @@
 """How pytest works on this course: notebooks as tests, their marks, their order, and what needn't run again.
 
 An execution of a notebook is a set of tests: its cells under nbval, or one test marked `notebook("edition")` or
-`notebook("rehearsal")` with a parameter `path`. When all of them passed, the hash of what they depend on
-(course/fingerprint.py) is kept in pytest's cache. The next run skips them while that hash is the same; --fresh doesn't.
+`notebook("rehearsal")` with a parameter `path`. Such a set, too, is a file of tests of a notebook's checks or lesson,
+or a long one of the tools. When all of a set passed, the hash of what they depend on (course/fingerprint.py) is kept
+in pytest's cache. The next run skips them while that hash is the same; --fresh doesn't.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import re
-from collections import defaultdict
+import sys
+import warnings
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from course.fingerprint import fingerprint, surroundings
+from course.fingerprint import fingerprint, surroundings, tests_fingerprint
 
-GREEN = "course/green"  # in pytest's cache: execution → hash
+# jsonschema's check of IRIs takes more than a second to import, in each worker; nbformat doesn't use it
+sys.modules.setdefault("rfc3987_syntax", None)
+
+GREEN = "course/green"  # in pytest's cache: "KIND NOTEBOOK" → hash
 NOTEBOOKS = "tests/test_notebooks.py"  # executes them
 ONE_BY_ONE = (NOTEBOOKS, "tests/test_launcher.py")  # long, so any worker takes the next test of them
-ABOUT_ONE = re.compile(r"test_(checks_)?\d\d_\d\d")  # tests of one notebook's checks and lesson
+ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
+STARTED_WITH = dict(os.environ)  # an import may set more, in the workers: torch's inductor sets TORCHINDUCTOR_CACHE_DIR
+# long, and about no notebook of the course: not repeated when only those have changed
+ABOUT_TOOLS = {f"tests/test_{name}.py" for name in ("data_fetching", "launcher", "run", "suite")}
 ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")  # the longest first, so that no worker waits at the end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course")
-    group.addoption("--fresh", action="store_true", help="execute notebooks that are unchanged since they passed, too")
+    group.addoption("--fresh", action="store_true", help="repeat what passed for an unchanged notebook, too")
     group.addoption("--notebook", action="append", default=[], metavar="FILE", help="only this one (repeatable)")
 
 
@@ -40,9 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def execution(item: pytest.Item) -> tuple[str, Path] | None:
-    """(kind, notebook) if a test is part of a notebook's execution."""
+    """(kind, notebook) if a test is part of a notebook's execution; (its file, notebook) or, if it is about none of the
+    course's, (its file, itself) where its file needn't be repeated either."""
     if item.path.suffix == ".ipynb":
         return "nbval", item.path
+    root = item.config.rootpath
+    file = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+    if about := ABOUT_ONE.match(item.path.name):
+        notebook = next(root.glob("module*/{}-{}_*.ipynb".format(*about.groups())), None)  # executed/ has a copy
+        return notebook and (file, notebook)
+    if file in ABOUT_TOOLS:
+        return file, item.path
     mark = item.get_closest_marker("notebook")
     return (mark.args[0], item.callspec.params["path"]) if mark and mark.args else None
 
@@ -63,6 +82,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         units[unit(item.nodeid)].append(item)
     items[:] = [item for unit in sorted(units.values(), key=_place) for item in unit]
     _mark_unchanged(config, items)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What was there before needn't be looked through by each gc.collect() of a check, which took most of its time."""
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # what tests of another file have left
+        gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extension modules report at the end that their objects have leaked
 
 
 def unit(nodeid: str) -> str:
@@ -89,6 +120,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return unit(nodeid)
 
+        def remove_node(self, node: Any) -> str | None:
+            """The test during which a worker died; what was left of its units goes to the others.
+
+            xdist's own runs that test again, and waits for ever once it has handed out a unit with nothing left.
+            """
+            units = self.assigned_work.pop(node).items()
+            left = {name: [test for test, done in tests.items() if not done] for name, tests in units}
+            died = next((tests.pop(0) for tests in left.values() if tests), None)
+            self.workqueue.update({name: dict.fromkeys(tests, False) for name, tests in left.items() if tests})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return died
+
     return Units(config, log)
 
 
@@ -98,7 +142,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _around(config: pytest.Config) -> str:
     options = sorted((name, value) for name, value in vars(config.option).items() if name.startswith("nbval"))
-    return surroundings(config.rootpath, config.rootpath / NOTEBOOKS, options)
+    return surroundings(config.rootpath, config.rootpath / NOTEBOOKS, options, STARTED_WITH)
+
+
+def _digest(kind: str, path: Path, around: str, root: Path) -> str:
+    if kind.endswith(".py"):
+        return tests_fingerprint(root / kind, path if path.suffix == ".ipynb" else None, around, root)
+    return fingerprint(path, kind, around)
 
 
 def _mark_unchanged(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -109,16 +159,22 @@ def _mark_unchanged(config: pytest.Config, items: list[pytest.Item]) -> None:
     cache = getattr(config, "cache", None)
     green = {} if cache is None or config.getoption("--fresh") else cache.get(GREEN, {})
     around, known = None, {}
+    tests = Counter(item.path for item in items)
+    # a test that somebody asks for runs, and how many a file has can be counted only if all were collected
+    asked_for = any("::" in argument for argument in config.args) or config.option.keyword
+    asked_for = asked_for or getattr(config.option, "lf", False)
     for item in items:
-        if (found := execution(item)) is None:
+        if (found := execution(item)) is None or (asked_for and found[0].endswith(".py")):
             continue
         if found not in known:
             kind, path = found
             around = around or _around(config)
-            key = f"{kind} {path}"
-            known[found] = key, fingerprint(path, kind, around)
+            known[found] = f"{kind} {path}", _digest(kind, path, around, config.rootpath)
         key, digest = known[found]
-        count = sum(cell.cell_type == "code" for cell in item.parent.nb.cells) if found[0] == "nbval" else 1
+        if found[0] == "nbval":
+            count = sum(cell.cell_type == "code" for cell in item.parent.nb.cells)
+        else:
+            count = tests[item.path] if found[0].endswith(".py") else 1
         unchanged = green.get(key) == digest
         item.user_properties.append(("unchanged", key) if unchanged else ("execution", (key, digest, count)))
 
@@ -142,7 +198,9 @@ class _Green:
         self.unchanged |= {properties["unchanged"]} if "unchanged" in properties else set()
         if "execution" in properties:
             passed = self.passed[tuple(properties["execution"])]
-            if report.when == "call" and report.outcome == "passed":
+            # a test without a GPU, say, may skip itself; a cell may not
+            skipped = report.outcome == "skipped" and properties["execution"][0].partition(" ")[0].endswith(".py")
+            if (report.when == "call" and report.outcome == "passed") or skipped:
                 passed.add(report.nodeid)
             elif report.outcome == "failed":  # in setting up or tearing down
                 passed.discard(report.nodeid)
@@ -151,20 +209,19 @@ class _Green:
         cache = getattr(self.config, "cache", None)
         if cache is None or not self.passed:
             return
-        around = _around(self.config)
+        around, root = _around(self.config), self.config.rootpath
         green = cache.get(GREEN, {})
         for (key, digest, count), passed in self.passed.items():
             kind, _, path = key.partition(" ")
             green.pop(key, None)
             # a file that was changed meanwhile: nobody knows which content passed
-            if len(passed) == count and Path(path).is_file() and fingerprint(Path(path), kind, around) == digest:
+            if len(passed) == count and Path(path).is_file() and _digest(kind, Path(path), around, root) == digest:
                 green[key] = digest
         cache.set(GREEN, green)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.unchanged:
-            notebooks = {key.partition(" ")[2] for key in self.unchanged}
             terminalreporter.write_line(
-                f"{len(notebooks)} notebook{'s' * (len(notebooks) != 1)} unchanged since the last run that passed, "
-                f"{len(self.unchanged)} executions left out; --fresh executes them"
+                f"left out, unchanged since they last passed (--fresh runs them): {len(self.unchanged)} "
+                "executions of notebooks or test files"
             )

@@ -1,6 +1,6 @@
-"""What an execution of a notebook in the tests depends on, as one hash: the same hash, the same result.
+"""What an execution of a notebook, or a test file about one, depends on, as one hash: the same hash, the same result.
 
-conftest.py keeps the hashes of the executions that passed, so that an unchanged notebook isn't executed again.
+conftest.py keeps the hashes of what passed, so that it isn't repeated for an unchanged notebook.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 # what a user may set that reaches a kernel; how the command itself was started does not
 VARIABLES = ("COURSE_", "CUDA_", "MKL_", "MPL", "OMP_", "PYTORCH_", "TORCH")
-NO_MATTER = ("COURSE_ENV", "COURSE_STARTED_IN_ENVIRONMENT")
 # relative to the repository: a file, or a folder with all that is in it
 EVERY_NOTEBOOKS = (
     "shared", "datasets/sample", "requirements.txt", "requirements-dev.txt", "constraints.txt", "pyproject.toml",
     "conftest.py",
 )  # fmt: skip
+TOOLS_DATA = (".ci", ".github", "templates", "Makefile")  # what else tests of the tools read
 MADE = {"__pycache__", ".ipynb_checkpoints"}
 
 
-def surroundings(root: Path, program: Path, options: object) -> str:
+def surroundings(root: Path, program: Path, options: object, environment: Mapping[str, str]) -> str:
     """A hash of everything that all notebooks' executions depend on.
 
     Args:
         root: the repository.
         program: the Python file that executes notebooks; it counts with all of `course` that it imports.
         options: how notebooks are executed; anything with a `repr` that says it all.
+        environment: the variables that the command was started with.
     """
     digest = hashlib.sha256()
     files = [file for name in EVERY_NOTEBOOKS for file in _files(root / name)]
@@ -41,7 +42,7 @@ def surroundings(root: Path, program: Path, options: object) -> str:
     for distribution in sorted(f"{d.name} {d.version}" for d in metadata.distributions()):
         digest.update(f"{distribution}\n".encode())
     variables = sorted(
-        (name, value) for name, value in os.environ.items() if name.startswith(VARIABLES) and name not in NO_MATTER
+        (name, value) for name, value in environment.items() if name.startswith(VARIABLES) and name != "COURSE_ENV"
     )
     machine = (sys.version, tuple(platform.uname()), os.cpu_count(), sorted(glob.glob("/dev/nvidia*")))
     digest.update(repr((variables, machine, options)).encode())
@@ -60,6 +61,27 @@ def fingerprint(notebook: Path, kind: str, around: str) -> str:
     beside = (file for folder in sorted(notebook.parent.iterdir()) if folder.is_dir() for file in _files(folder))
     for file in [notebook, *beside]:
         _add_file(digest, file, notebook.parent)
+    return digest.hexdigest()
+
+
+def tests_fingerprint(tests: Path, notebook: Path | None, around: str, root: Path) -> str:
+    """A hash of what a file of tests depends on: all code but other test files, and the notebook it is about.
+
+    Args:
+        tests: the test file.
+        notebook: what it is about; None if it reads none of the course's notebooks, only which there are.
+        around: the `surroundings`.
+        root: the repository.
+    """
+    about = fingerprint(notebook, "tests", around) if notebook else around
+    digest = hashlib.sha256(about.encode())
+    files = [*_files(root / "course"), *sorted(root.glob("module*/syllabus.toml")), tests]
+    files += (file for file in _files(root / "tests") if file.suffix == ".py" and not file.name.startswith("test_"))
+    if notebook is None:
+        files += (file for name in TOOLS_DATA for file in _files(root / name))
+        digest.update(repr(sorted(path.name for path in root.glob("module*/*.ipynb"))).encode())
+    for file in files:
+        _add_file(digest, file, root)
     return digest.hexdigest()
 
 

@@ -20,7 +20,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,11 +101,9 @@ def main(args: argparse.Namespace) -> int:
     except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError) as error:
         console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
-    # a polite end asked for from outside is treated like Ctrl-C: kernels ended, table shown
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     start = time.monotonic()
     interrupted = False
-    with _Display(jobs, console) as display:
+    with _asked_to_end(), _Display(jobs, console) as display:
         try:
             options = {"timeout": args.timeout, "rehearse": args.rehearse}
             asyncio.run(run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, **options))
@@ -124,6 +122,22 @@ def main(args: argparse.Namespace) -> int:
         console.print("There was nothing to run.", style="yellow")
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _asked_to_end() -> Iterator[None]:
+    """SIGTERM, a polite end asked for from outside, is treated like Ctrl-C: kernels ended, table shown.
+
+    And so is SIGINT where it was ignored, as a script's shell does for what it runs beside itself.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not from Python
 
 
 def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> list[Job]:

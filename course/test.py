@@ -1,7 +1,7 @@
 """Run the tests: the notebooks as they are (nbval), their student edition, their rehearsal, and all of tests/.
 
 A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its three executions and its
-checks' tests. An execution that has passed isn't repeated while nothing that it depends on has changed; --fresh
+checks' tests. What has passed for a notebook isn't repeated while nothing that it depends on has changed; --fresh
 repeats it. All other options and paths go to pytest; with a path only that is tested, e.g.
 `python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`.
 """
@@ -25,6 +25,7 @@ from course.settings import SettingError, check_settings
 TAKES_EXTRA_ARGUMENTS = True
 WORKERS = 2
 WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
+NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
 # pytest's options whose value is the next argument
 TAKE_A_VALUE = {
@@ -61,6 +62,9 @@ def main(args: argparse.Namespace) -> int:
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
     env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
+    env.pop(NO_PLUGINS, None)  # nbval is one
+    if _without_notebooks(written, rest):
+        env[NO_PLUGINS] = "1"  # nbval, and what else is installed, takes a second to import in each worker
     status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
     # a signal that ended pytest is a negative number here
     status = 128 - status if status < 0 else status
@@ -93,11 +97,12 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
 
     To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
     """
-    arguments = list(NBVAL)
+    without = _without_notebooks(notebooks, extra)
+    arguments = [] if without else list(NBVAL)
     if importlib.util.find_spec("xdist"):
         # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
-        together = [str(WORKERS), "--dist", "loadfile"]
-        arguments += ["-n", *([str(2 * WORKERS), "--dist", "worksteal"] if WITHOUT_NOTEBOOKS in extra else together)]
+        workers, way = (2 * WORKERS, "worksteal") if without else (WORKERS, "loadfile")
+        arguments += ["-p", "xdist", "-n", str(workers), "--dist", way]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:
@@ -107,8 +112,12 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
     if not notebooks and not any(map(_is_path, ["", *extra], extra)):
         everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
         everything += sorted((ROOT / "templates").glob("*.ipynb"))
-        arguments += ["tests", *map(_short, everything)]
+        arguments += ["tests", *map(_short, [] if without else everything)]
     return [*arguments, *extra]
+
+
+def _without_notebooks(notebooks: list[Selected], extra: list[str]) -> bool:
+    return WITHOUT_NOTEBOOKS in extra and not notebooks
 
 
 def _short(path: Path) -> str:

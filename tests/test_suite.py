@@ -1,6 +1,10 @@
-"""The suite itself: which executions are left out, what one worker runs as a whole, what a topic's tests are."""
+"""The suite itself: which executions are left out, what one worker runs as a whole, what a topic's tests are.
+
+And what it runs with: requirements, CI's versions.
+"""
 
 import argparse
+import ast
 import importlib.metadata
 import os
 import platform
@@ -13,16 +17,22 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from course import environment, fingerprint
 from course import test as course_test
 from course.environment import ROOT
 
-# stands for tests/test_notebooks.py: "executes" a notebook of which the text matters
+# stands for tests/test_notebooks.py: "executes" a notebook of which the text matters; an import sets a variable, as
+# torch's inductor does (under xdist only in the workers)
 STAND_IN = """
+import os
 from pathlib import Path
 import pytest
+
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/nowhere"
 
 @pytest.mark.notebook("edition")
 @pytest.mark.parametrize("path", sorted(Path("module").resolve().glob("*.ipynb")), ids=lambda path: path.stem)
@@ -84,7 +94,10 @@ def test_an_execution_is_repeated_when_something_it_depends_on_has_changed(repos
     assert (status, ran) == (0, everything), said
     status, ran, said = executed(repository, "tests", "module")
     assert (status, ran) == (0, set()), said
-    assert "2 notebooks unchanged since the last run that passed, 4 executions left out; --fresh executes them" in said
+    assert (
+        "left out, unchanged since they last passed (--fresh runs them): 4 executions of notebooks or test files"
+        in said
+    )
 
     write(repository / "module" / "b.ipynb", "b = 6", "print(b * 8)")
     status, ran, said = executed(repository, "tests", "module", "-m", "not notebook")
@@ -131,6 +144,97 @@ def test_a_file_that_changes_meanwhile_has_not_passed(repository):
         assert quickly_executed(repository) == (0, edition("a") | edition("b"))
 
 
+TESTS = """
+import pytest
+from pathlib import Path
+
+@pytest.mark.parametrize("word", ["wrong", "false"])
+def test_text(word):
+    assert word not in next(Path("module").glob("15-0{}_*.ipynb")).read_text()
+
+@pytest.mark.skip(reason="no GPU")
+def test_gpu():
+    pass
+"""
+
+
+@pytest.mark.processes
+def test_tests_about_one_notebook_are_repeated_when_something_they_depend_on_has_changed(repository):
+    notebooks = {number: repository / "module" / f"15-0{number}_x.ipynb" for number in (1, 2)}
+    files = {number: repository / "tests" / f"test_checks_15_0{number}.py" for number in (1, 2)}
+    for number in (1, 2):
+        notebooks[number].write_text("{}")
+        files[number].write_text(TESTS.format(number))
+        for copies in ("executed", "workbook"):  # of which nothing depends
+            (repository / copies).mkdir(exist_ok=True)
+            (repository / copies / notebooks[number].name).write_text("{}")
+    (repository / "tests" / "test_notebooks.py").unlink()
+    tests = {n: {f"tests/{files[n].name}::test_text[{word}]" for word in ("wrong", "false")} for n in (1, 2)}
+    one_test = f"tests/{files[1].name}::test_text[wrong]"
+
+    assert quickly_executed(repository, "-k", "wrong") == (
+        0,
+        {test for n in (1, 2) for test in tests[n] if "wr" in test},
+    )
+    assert quickly_executed(repository) == (0, tests[1] | tests[2]), "a part that passed is no whole"
+    assert quickly_executed(repository) == (0, set())
+    assert quickly_executed(repository, "-k", "wrong and 01") == (0, {one_test}), "what is asked for runs"
+    assert executed(repository, one_test, nbval=())[:2] == (0, {one_test})
+    assert quickly_executed(repository) == (0, set()), "and what passed is still known"
+
+    notebooks[2].write_text("false")
+    for _ in range(2):
+        assert quickly_executed(repository) == (1, tests[2])
+    notebooks[2].write_text("{} ")
+    assert quickly_executed(repository, "--lf") == (0, {f"tests/{files[2].name}::test_text[false]"})
+    assert quickly_executed(repository) == (0, tests[2]), "what had failed is no whole"
+    files[1].write_text(TESTS.format(1) + "\n")
+    assert quickly_executed(repository) == (0, tests[1])
+    for helper in ("tests/protocol.py", "course/answers.py", "shared/helper.py", "module/syllabus.toml"):
+        (repository / helper).parent.mkdir(exist_ok=True)
+        (repository / helper).write_text("x = 3\n")
+        assert quickly_executed(repository) == (0, tests[1] | tests[2]), helper
+
+
+@pytest.mark.processes
+def test_tests_of_the_tools_are_repeated_when_the_tools_change_or_what_notebooks_there_are(repository):
+    (repository / "tests" / "test_run.py").write_text("def test_run():\n    pass\n")
+    (repository / "tests" / "test_notebooks.py").unlink()
+    ran = {"tests/test_run.py::test_run"}
+    assert quickly_executed(repository) == (0, ran)
+    write(repository / "module" / "a.ipynb", "changed")
+    assert quickly_executed(repository) == (0, set())
+    write(repository / "module" / "c.ipynb", "new")
+    assert quickly_executed(repository) == (0, ran)
+    for file in ("shared/helper.py", "course/run.py", "templates/a.ipynb", "tests/tiny.py", "tests/test_run.py"):
+        (repository / file).parent.mkdir(exist_ok=True)
+        (repository / file).write_text("def test_run():\n    assert 1\n")
+        assert quickly_executed(repository) == (0, ran), file
+
+
+HANGS = """
+import threading
+
+def test_hangs():
+    threading.Event().wait()
+
+def test_after_it():
+    pass
+"""
+
+
+@pytest.mark.processes
+def test_a_test_that_hangs_fails_and_stops_no_other(repository):
+    (repository / "tests" / "test_hangs.py").write_text(HANGS)
+    limit = ("-o", "faulthandler_timeout=3")
+    status, ran, said = executed(repository, "tests", "-n", "1", "--dist", "loadfile", *limit, "-p", "xdist", nbval=())
+    assert (status, ran) == (1, edition("a") | edition("b") | {
+        "tests/test_hangs.py::test_hangs", "tests/test_hangs.py::test_after_it",
+    }), said  # fmt: skip
+    assert "crashed while running" in said
+    assert 'test_hangs.py", line 5' in said, "where it hangs"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # the hash
 
@@ -143,7 +247,7 @@ def few_packages(monkeypatch):
 
 
 def hashes(root, options="o"):
-    around = fingerprint.surroundings(root, root / "tests" / "test_notebooks.py", options)
+    around = fingerprint.surroundings(root, root / "tests" / "test_notebooks.py", options, os.environ)
     return {name: fingerprint.fingerprint(root / "module" / f"{name}.ipynb", "nbval", around) for name in "ab"}
 
 
@@ -196,7 +300,7 @@ def test_what_executes_a_notebook_counts_wherever_it_is_imported(repository):
 
 def test_what_executes_the_real_notebooks_counts():
     names = {path.name for path in fingerprint._program(ROOT / "tests" / "test_notebooks.py", ROOT)}
-    assert {"test_notebooks.py", "execution.py", "workbook.py", "exercises.py"} <= names
+    assert {"test_notebooks.py", "execution.py", "workbook.py", "exercise_form.py"} <= names
     assert "lint.py" not in names
 
 
@@ -259,6 +363,17 @@ def started(monkeypatch):
     calls = []
     monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: calls.append(command[3:]) or 0)
     return calls
+
+
+@pytest.mark.parametrize("names", [[], ["15-01"]])
+def test_what_is_about_no_notebook_is_tested_without_the_plugin_for_them(monkeypatch, names):
+    calls = []
+    monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: calls.append((command, env)) or 0)
+    assert run(*names, "-m", "not notebook") == 0
+    ((command, env),) = calls
+    with_plugin = "--nbval-lax" in command
+    assert with_plugin == any(argument.endswith(".ipynb") for argument in command) == bool(names)
+    assert (env.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") is None) == with_plugin
 
 
 def run(*arguments):
@@ -366,9 +481,26 @@ def test_another_tries_the_oldest_declared_torch(copies):
     assert [line for line in after if not ours.match(line)] == others
 
 
+def test_what_course_and_shared_import_is_declared():
+    lines = environment.requirements(ROOT)
+    optional = re.findall(r"^[a-z][^#\n]*", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
+    declared = {canonicalize_name(Requirement(line.strip()).name) for line in [*lines, *optional]}
+    provided = importlib.metadata.packages_distributions()
+    ours = {"course", "shared", *sys.stdlib_module_names}
+    undeclared = set()
+    for file in (file for folder in ("course", "shared") for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            roots = {name.split(".")[0] for name in names} - ours
+            undeclared |= {
+                (file.name, root) for root in roots if not declared & {*map(canonicalize_name, provided.get(root, []))}
+            }
+    assert undeclared == set()
+
+
 def test_ci_takes_nothing_for_passed():
     assert "--fresh" in (ROOT / ".ci" / "run").read_text()
     (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
-    calls = [line for line in workflow.read_text().splitlines() if re.search(r"make test|\.ci/run", line)]
-    assert len(calls) == 2
-    assert all("--fresh" in line or ".ci/run" in line for line in calls)
+    calls = re.findall(r"make test|\.ci/run", workflow.read_text())
+    assert calls == [".ci/run"] * 2, "one place says how CI tests"
