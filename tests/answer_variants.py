@@ -6,7 +6,7 @@ from typing import Any
 
 from check_protocol import MODULE
 
-from course.answers import run_source
+from course.answers import fresh_namespace, run_source
 
 
 def sources(number: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ def variants(number: str, names: Mapping[str, str], given: Mapping[str, Any]) ->
         for old, new in changes:
             assert old in source, old
             source = source.replace(old, new)
-        namespace = dict(given)
+        namespace = fresh_namespace(given)
         run_source(source, slug, namespace)
         return namespace[names[slug]]
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from course import exercises
+from course import exercise_form
 from shared.checks.feedback import RAISED, Exercise, Item, Result, exercises_of
 
 MODULE = Path(__file__).parent.parent / "module_15_advanced_pytorch_internals"
@@ -33,7 +33,7 @@ class CheckProtocol:
         CHECKS: name of the answer → its check.
         ANSWERS, STUBS: what the full and the student edition define under these names.
         RIGHT: name → right answers that are written otherwise, two or more.
-        WRONG: name → {what is wrong with it: (the answer, regular expression that the message must contain)}.
+        WRONG: name → {what is wrong with it: (the answer, regular expression for what is said of the item that fails)}.
         PROMISES: name → [(words of the task, the item that holds them, the wrong answer that breaks them), ...]. Words
             are quoted as the task's cell or the stub's docstrings have them. `item` and `wrong` are keys of the check
             and of WRONG.
@@ -83,8 +83,8 @@ class CheckProtocol:
         assert result.status == "passed", str(result)
 
     def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
-        self.rejection(name, wrong)
-        shown, message = str(self.outcome(name, wrong)), self.WRONG[name][wrong][1]
+        failure, message = self.rejection(name, wrong), self.WRONG[name][wrong][1]
+        shown = "\n".join(failure.lines())  # not what has passed before: its name is no reason
         assert re.search(message, shown), f"{message!r} is not in:\n{shown}"
         assert "hint:" in shown
 
@@ -170,7 +170,7 @@ def _slug(topic: str, name: str) -> str:
     found = [
         id_
         for id_, source in _cells(topic).items()
-        if exercises.BEGIN in source and re.search(rf"^(?:class|def) {name}\b|^{name} = ", source, re.MULTILINE)
+        if exercise_form.BEGIN in source and re.search(rf"^(?:class|def) {name}\b|^{name} = ", source, re.MULTILINE)
     ]
     assert len(found) == 1, f"{name} is defined in {found}"
     return found[0]
@@ -182,7 +182,7 @@ def _task(topic: str, name: str) -> str:
     task = re.sub(
         r"<details.*?</details>|^### [^\n]*$", "", _cells(topic)[f"{slug}-task"], flags=re.DOTALL | re.MULTILINE
     )
-    tree = ast.parse(exercises.student_source(_cells(topic)[slug]))
+    tree = ast.parse(exercise_form.student_source(_cells(topic)[slug]))
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
     return "\n\n".join([task, *filter(None, docstrings)])
@@ -201,7 +201,7 @@ def _sentences(text: str) -> list[str]:
 def _expressions(answer_cell: str) -> set[str]:
     """The expressions in a cell's solution that say something: calls and arithmetic of some length."""
     lines = answer_cell.split("\n")
-    solution = {n for begin, end in exercises.solution_blocks(answer_cell) for n in range(begin + 1, end + 1)}
+    solution = {n for begin, end in exercise_form.solution_blocks(answer_cell) for n in range(begin + 1, end + 1)}
     found = set()
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.BinOp | ast.Call | ast.Compare) and node.lineno in solution:

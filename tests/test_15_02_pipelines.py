@@ -37,6 +37,8 @@ def lesson():
 
 def alive() -> int:
     gc.collect()  # an exception that was caught holds frames, and these a loader
+    for worker in multiprocessing.active_children():
+        worker.join(5)  # it may be about to end
     return len(multiprocessing.active_children())
 
 

@@ -43,7 +43,7 @@ def _class(cell, name, names):
     return namespace[name]
 
 
-def test_the_issues_names_can_be_imported(lesson):
+def test_all_that_the_topic_names_is_there(lesson):
     losses = ["focal_loss", "label_smoothing_cross_entropy", "triplet_loss", "nt_xent_loss", "supcon_loss"]
     for name in [*losses, "RunningMean", "ConfusionMatrix", "clip_grad_norm", "clip_grad_value", "EMA"]:
         assert callable(getattr(lesson, name))

@@ -411,6 +411,24 @@ class TestDiagnoseBeyondTheGallery:
         ):
             assert self.first(lesson, one) is None
 
+    @pytest.mark.parametrize(
+        ("right", "broken"),
+        [
+            (lambda z, y: (z - y[:, None]).square().mean(), lambda z, y: (z - y).square().mean()),
+            (lambda z, y: F.mse_loss(z, y.unsqueeze(1)), lambda z, y: F.smooth_l1_loss(z, y)),
+            (lambda z, y: (z - y[:, None]).abs().sum(), lambda z, y: (z - y).abs().sum()),
+            (lambda z, y: F.relu(1 - z * (2 * y[:, None] - 1)).mean(), lambda z, y: (F.softplus(z) - z * y).mean()),
+        ],
+    )
+    def test_a_loss_that_shapes_the_targets_itself_is_healthy(self, lesson, right, broken):
+        named = []
+        for loss_fn in (right, broken):
+            with warnings.catch_warnings(action="ignore"):
+                named.append(
+                    [s.name for s in lesson.check_loss(lesson.patient(lesson.Net(1), loss_fn, lesson.animals))]
+                )
+        assert named == [[], ["broadcast"]]
+
 
 class TestLeakMonitor:
     def test_leaks_are_found_with_their_line_and_health_is_silent(self, lesson):
@@ -447,6 +465,13 @@ class TestLeakMonitor:
             assert monitor.mark() == 0
         torch.ones(3)  # outside
         assert monitor.mark() == 0
+
+    def test_tensors_made_from_lists_are_seen_and_views_are_not(self, lesson):
+        old = torch.ones(50)
+        with lesson.LeakMonitor() as monitor:
+            kept = [torch.tensor([1.0] * 100), torch.as_tensor([1.0] * 10), old.new_tensor([1.0] * 10)]
+            kept += [old[:5], old.detach(), torch.as_tensor(old), torch.zeros(0).set_(old)]
+            assert monitor.mark() == 480
 
 
 class TestExercises:

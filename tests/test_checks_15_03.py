@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 
 from course.answers import answers, definitions
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
 CELLS = "mini-module flops-of groups-wrong assert-partition norm-linear rule remap split-to-fused moves"
@@ -824,6 +824,10 @@ WRONG_GROUPS = {
     "the first that holds": (variant("groups", ("max(holders, key=len)", "holders[0]")), "rates are"),
     "the other way round": (variant("groups", ("max(len(layers) - 1 - place, 0)", "place")), "rates are"),
     "one step too many": (variant("groups", ("len(layers) - 1 - place", "len(layers) - place")), "rates are"),
+    "one step without layers": (
+        variant("groups", ("max(len(layers) - 1 - place, 0)", "(len(layers) - 1 - place)")),
+        "rates are",
+    ),
     "rest at the full rate": (
         variant("groups", (_PLACE, "layers.index(max(holders, key=len)) if holders else len(layers) - 1")),
         "rates are",
@@ -921,7 +925,8 @@ PROMISES_GROUPS = [
     ("of `blocks.1` and `blocks.10` only the second holds `blocks.10.weight`", _RATES, "prefix without the dot"),
     ("Its rate is `lr` for the last layer", _RATES, "one step too many"),
     ("`layer_decay` times that of the next one for every other layer", _RATES, "linear in depth"),
-    ("A parameter in none of them has the rate of the first.", _RATES, "rest at the full rate"),
+    ("A parameter in none of them has the rate of the first", _RATES, "rest at the full rate"),
+    ("without layers it is `lr`", _RATES, "one step without layers"),
     ("The decay is 0 for parameters with fewer than two dimensions", _DECAY, "one dimension only"),
     ("for all parameters of modules in `NORMS`, whatever their shape", _DECAY, "by dimension"),
     ("it is `weight_decay` for all others", _DECAY, "by name"),
@@ -993,7 +998,6 @@ _BIAS = "-self.length * rows.mean(dim=0)"
 _STD = "rows.std(dim=0, correction=0)"
 _STARTS = '            if "direction" in lazy:\n'
 _LAZY = "        lazy = [n for n, p in self.named_parameters() if isinstance(p, UninitializedParameter)]\n"
-_MATERIALIZE = "            getattr(self, name).materialize(shape, device=x.device, dtype=x.dtype)\n"
 
 
 class AllOver(ANSWERS["LazyNormLinear"]):
@@ -1289,10 +1293,6 @@ def _swap(result, *_):
             other = key.replace("query", "key")
             result[key], result[other] = result[other], result[key]
     return result
-
-
-def _interleave(tensor):
-    return tuple(tensor[k::3] for k in range(3))
 
 
 def _writes(state, target, classes):

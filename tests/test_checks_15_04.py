@@ -11,7 +11,7 @@ from check_protocol import CheckProtocol
 from torch import nn
 
 from course.answers import answers, definitions
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_04 as check
 
 GIVEN = definitions("15-04", "log-probabilities", "shadow")
@@ -929,7 +929,6 @@ def clip_by_torch(parameters, max_norm, norm_type=2.0, nonfinite="keep"):
 
 
 _MUL = "torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))"
-_EACH_LINE = "each = torch._foreach_norm(grads, norm_type) if grads else [torch.zeros(())]"
 _RAISE = 'raise RuntimeError(f"gradient norms {[norm.item() for norm in norms]} aren\'t finite")'
 _ZERO = "        for grads in filter(None, sets):\n            torch._foreach_zero_(grads)\n"
 _INVENT = (
@@ -1236,7 +1235,7 @@ PROMISES_CLIP = [
     ),
 ]
 CONTEXT_CLIP = [
-    "none is empty",
+    "no gradient is empty",
     "Write `clip_grad_norm(",
     "Or it is a list of dictionaries",
     "The number to beat",
@@ -1329,7 +1328,6 @@ class EMAByData(Shadow):
 
 
 _OWN = "own = {name: t.detach().clone() for name, t in self.live.items()}"
-_IN = "            self._write(self.live, self.shadow)\n            yield\n"
 _OUT = "        finally:\n            self._write(self.live, own)\n            self.swapped = False\n"
 _NESTED = '        if self.swapped:\n            raise RuntimeError("applied() inside of applied()")\n'
 _STATE_CLONE = "shadow = {name: t.clone() for name, t in self.shadow.items()}"

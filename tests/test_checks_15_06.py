@@ -11,7 +11,7 @@ from check_protocol import CheckProtocol
 from torch import fx, nn
 
 from course.answers import answers, definitions
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_06 as check
 
 CELLS = "effect module-effect fusion-arguments norm-values conv-values call-again to-grid fake-quant"
@@ -552,7 +552,7 @@ PROMISES_CSE = [
     ("a pass that keeps one of several nodes that compute the same", _ONE, "merges nothing"),
     ("Two nodes compute the same if kind, target, arguments and keyword arguments", _ONE, "merges nothing"),
     ("(in any order)", "keyword arguments in any order", "keywords in their order"),
-    ("What uses merged values can be merged in turn.", _ONE, "not in turn"),
+    ("What uses merged values is merged in turn.", _ONE, "not in turn"),
     ("Constants are the same only in value and type", "constants differ in value and type", "constants by equality"),
     ("so are `x * 0.0` and `x * -0.0`", "constants differ in value and type", "zeros"),
     ('Nodes whose `effect` is `"random"` are kept, each of them.', "random nodes are kept", "random ones merged"),
@@ -561,7 +561,7 @@ PROMISES_CSE = [
         "a graph that writes keeps all of its nodes",
         "writes ignored",
     ),
-    ("and so do nodes that nobody uses", _ONE, "unused nodes go"),
+    ("No node goes because nobody uses it", _ONE, "unused nodes go"),
     ("Placeholders and the output stay", "placeholders and the output stay", "placeholders with a default merged"),
     ("The result passes `lint`", _SOUND, "a module"),
     ("gives the same outputs", "outputs stay the same", "wrong outputs"),

@@ -12,7 +12,7 @@ import torch
 from check_protocol import CheckProtocol
 
 from course.answers import answers
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_07 as check
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -1162,7 +1162,7 @@ CONTEXT = {
     "matmul_cost": [
         "Write `matmul_cost(",
         "The device does",
-        "and `limit`:",
+        "`limit`:",
         "flops, bytes, intensity, seconds and limit",
     ],
     "plan": [

@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 from check_protocol import CheckProtocol
 
 from course.answers import answers
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
 from shared.checks.feedback import CheckFailed

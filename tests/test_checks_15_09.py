@@ -9,7 +9,7 @@ from check_protocol import CheckProtocol
 from torch import nn
 
 from course.answers import answers, definitions
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_09 as check
 
 GIVEN = definitions("15-09", "patient")
@@ -537,7 +537,6 @@ def loops(*changes):
     return variant("loops", *changes)
 
 
-_AFTER = "            optimizer.step()\n            optimizer.zero_grad()\n    return losses"
 _BACKWARD = "            F.cross_entropy(model(x), y).b"
 _CLEARS = "            optimizer.zero_grad()\n        scheduler"
 _NO_GRAD = "        with torch.no_grad():\n            right = model(x).argmax(dim=1) == y\n"

@@ -7,19 +7,19 @@ import io
 import math
 import os
 import random
-import zlib
 from collections import OrderedDict, deque
 from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 from answer_variants import variants
 from check_protocol import CheckProtocol
 
 from course.answers import answers, definitions
-from course.exercises import student_source
+from course.exercise_form import student_source
 from shared.checks import topic_15_10 as check
 
 CELLS = """data helpers plain-loop callback stages loop order ended signals ending-loop safe-loop read-together step-rows
@@ -335,6 +335,46 @@ WRONG_STOPPING = {
         "being left",
     ),
     "any mode": (variant("stopping", ('if mode not in ("min", "max"):', "if False:")), "ValueError for another"),
+    "mode and min_delta of the class": (
+        variant(
+            "stopping",
+            ("self.monitor, self.sign, self.patience =", "self.monitor, type(self).sign, self.patience ="),
+            ("self.min_delta, self.threshold,", "type(self).min_delta, self.threshold,"),
+        ),
+        "best and wait",
+    ),
+    "limits of the class": (
+        variant(
+            "stopping",
+            (
+                "self.min_delta, self.threshold, self.divergence =",
+                "self.min_delta, self.threshold, type(self).divergence =",
+            ),
+        ),
+        "divergence: stops",
+    ),
+    "judged behind the checkpoint": (
+        variant("stopping", ("    def __init__(self,", "    order = 200\n\n    def __init__(self,")),
+        "new object",
+    ),
+    "takes the metric away": (
+        variant("stopping", ("loop.metrics[self.monitor]", "loop.metrics.pop(self.monitor)")),
+        "no metric is changed",
+    ),
+    "clears the metrics when they are bad": (
+        variant(
+            "stopping",
+            (
+                'self.reason = f"{self.monitor} is {value}"\n',
+                'self.reason = f"{self.monitor} is {value}"\n            loop.metrics.clear()\n',
+            ),
+        ),
+        "no metric is changed",
+    ),
+    "two other modes": (
+        variant("stopping", ('if mode not in ("min", "max"):', 'if mode in ("minimum", "Max"):')),
+        "ValueError for another",
+    ),
     "modes by their beginning": (
         variant("stopping", ('mode not in ("min", "max")', 'mode[:3].lower() not in ("min", "max")')),
         "ValueError for another",
@@ -352,6 +392,7 @@ _ERRORS = "ValueError for another mode, KeyError for a metric that isn't there"
 PROMISES_STOPPING = [
     ("a `Callback`", "is derived from Callback", "not a callback"),
     ("At the end of each epoch it looks at `loop.metrics[monitor]`", _PATIENCE, "monitor is val_loss"),
+    ("changes no metric", "no metric is changed", "takes the metric away"),
     ("raises `StopFit` if the run should end", _PATIENCE, "stops one later"),
     ("Ends a run that gets no better, or is lost, or is good enough.", _PATIENCE, "stops one later"),
     ('Better means smaller for `mode="min"`, larger for `"max"`.', _BESTWAIT, "delta with the mode's sign"),
@@ -369,6 +410,11 @@ PROMISES_STOPPING = [
     ("`reason` is `None` until it stops, then a text.", "reason: None until it stops, then a text", "reason is True"),
     ("`on_fit_start` sets", "reason: None until it stops, then a text", "a new fit keeps the reason"),
     ("carry `best`, `wait` and `reason` into a new object", "the state goes into a new object", "state without wait"),
+    (
+        "`order` stays 0, since checkpoints are written at 100",
+        "the state goes into a new object",
+        "judged behind the checkpoint",
+    ),
     ("If the loaded run had stopped", "what has stopped stays stopped", "goes on after loading"),
     (
         "`on_checkpoint_load` (called after `load_state_dict`) raises",
@@ -495,7 +541,6 @@ def _clears(self, loop):
 
 
 _LEARNING = "if p.requires_grad]"
-_RATIO = "[(new[n] - w).norm() / (w.norm() + 1e-12) for n, w in old.items()]"
 WRONG_RATIO = {
     "not a callback": (type("Alone", (), dict(vars(RatiosByPairs))), "derived from Callback"),
     "frozen ones, too": (variant("ratio", (_LEARNING, "]")), "names of the parameters"),
@@ -609,10 +654,40 @@ WRONG_RATIO = {
         ),
         "no copy of a weight",
     ),
+    "copies at each step": (
+        variant(
+            "ratio",
+            ("if (loop.step + 1) % self.every == 0:", "if True:"),
+            ("if self.old:", "if self.old and loop.step % self.every == 0:"),
+        ),
+        "no copy of a weight",
+    ),
+    "writes into the log's values": (
+        ratios(
+            on_after_step=lambda self, loop: (
+                loop.values.update(ratio=1.0),
+                RatiosByPairs.on_after_step(self, loop),
+            )
+        ),
+        "only looks",
+    ),
+    "clears the log's values": (
+        ratios(on_after_step=lambda self, loop: (loop.values.clear(), RatiosByPairs.on_after_step(self, loop))),
+        "only looks",
+    ),
+    "sets the optimizer's defaults": (
+        ratios(
+            on_after_step=lambda self, loop: (
+                loop.optimizer.defaults.update(lr=9.0),
+                RatiosByPairs.on_after_step(self, loop),
+            )
+        ),
+        "only looks",
+    ),
     "turns autograd off": (ratios(on_before_step=_turned_off), "only looks"),
     "draws a number": (ratios(on_before_step=_noisy), "only looks"),
     "clears the gradients": (ratios(on_after_step=_clears), "only looks"),
-    "keeps the graph": (ratios(on_after_step=_keeps_graph, _read=_reads_the_rest), "no copy of a weight|ratios"),
+    "keeps the graph": (ratios(on_after_step=_keeps_graph), "no copy of a weight"),
     "keeps the copies": (ratios(on_after_step=_keeps_copies), "no copy of a weight"),
     "keeps all copies until they are read": (
         ratios(on_after_step=_keeps_the_rest, _read=_reads_the_rest),
@@ -647,7 +722,8 @@ PROMISES_RATIO = [
         "reads at each step",
     ),
     ("the ratios wait as tensors", "nothing is read in the hooks of a batch", "reads at each step"),
-    ("Weights, gradients and random numbers are left as they are", "it only looks", "clears the gradients"),
+    ("Weights, gradients, random numbers", "it only looks", "clears the gradients"),
+    ("the optimizer and the loop's attributes are left as they are", "it only looks", "clears the log's values"),
     ("no copy of a weight is kept after its step", "no copy of a weight is kept after its step", "keeps the copies"),
 ]
 CONTEXT_RATIO = [
@@ -703,16 +779,18 @@ class ByPathlib(ANSWERS["CheckpointFile"]):
         text = hashlib.sha512(memory.getbuffer()).hexdigest().encode() + b"\n"
         other = self.file.parent / f"{self.file.name}.tmp"
         other.unlink(missing_ok=True)
-        handle = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        rest = memoryview(text + memory.getvalue())
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
-        os.close(handle)
+        self._forced(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), text + memory.getvalue())
         other.rename(self.file)
-        handle = os.open(self.file.parent, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        self._forced(os.open(self.file.parent, os.O_RDONLY))
+
+    def _forced(self, handle, content=b""):
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def read(self):
         first, newline, content = self.file.read_bytes().partition(b"\n")
@@ -729,10 +807,6 @@ _SUM = "        if hashlib.sha256(content).digest() != digest:\n"
 _RAISE = '            raise DamagedCheckpoint(f"{self.path.name}: its {len(whole):,} bytes were changed")\n'
 _RETURN = 'return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)'
 _SAVE = "        buffer = io.BytesIO()\n        torch.save(state, buffer)\n        content = buffer.getvalue()\n"
-
-
-def _crc32(content):
-    return zlib.crc32(content).to_bytes(4, "big").ljust(32, b"\0")
 
 
 WRONG_FILE = {
@@ -770,6 +844,44 @@ WRONG_FILE = {
             ),
         ),
         "on the disk before",
+    ),
+    "a full disk is passed over": (
+        variant(
+            "file",
+            (
+                "            file.write(hashlib.sha256(content).digest() + content)\n",
+                "            with suppress(OSError):\n"
+                "                file.write(hashlib.sha256(content).digest() + content)\n",
+            ),
+        ),
+        "old one or the new one",
+    ),
+    "open when fsync raises": (
+        variant(
+            "file",
+            (_WITH, '        self.file = file = open(temporary, "wb")\n        if file:\n'),
+            (_MOVE, "        file.close()\n" + _MOVE),
+        ),
+        "stays open",
+    ),
+    "the folder is open when fsync raises": (
+        variant(
+            "file",
+            (
+                "            try:\n                os.fsync(folder)\n            finally:\n                os.close(folder)\n",
+                "            os.fsync(folder)\n            os.close(folder)\n",
+            ),
+        ),
+        "stays open",
+    ),
+    "a sum as text, in capitals or not": (
+        variant(
+            "file",
+            ("hashlib.sha256(content).digest() + content", "content + hashlib.sha256(content).hexdigest().encode()"),
+            ("digest, content = whole[:32], whole[32:]", "content, digest = whole[:-64], whole[-64:].lower()"),
+            (_SUM, "        if hashlib.sha256(content).hexdigest().encode() != digest:\n"),
+        ),
+        "damage is",
     ),
     "clears up everybody's": (
         variant(
@@ -1016,11 +1128,13 @@ PROMISES_FILE = [
     ),
     ("also when the process is killed", _MOMENT, "deletes the old one first"),
     ("when `torch.save` raises", "torch.save that raises leaves the old one", "forgets the old one at the beginning"),
+    ("when the disk is full", _MOMENT, "a full disk is passed over"),
     ("and when the machine loses power", _DISK, "no fsync"),
     ("What stands at `path` is on the disk (`os.fsync`);", _DISK, "no flush"),
     ("so is the folder's entry", _ENTRY, "the folder is forgotten"),
     ("when `write` returns", _ENTRY, "the folder too early"),
-    ("Nothing stays open.", "nothing stays open", "the folder stays open"),
+    ("Nothing stays open", "nothing stays open", "the folder stays open"),
+    ("whatever is raised", "nothing stays open", "open when fsync raises"),
     (
         "A second name that you need on the way is `path` with `.tmp` behind it, in the same folder;",
         _TMP,
@@ -1052,7 +1166,7 @@ def grouped_by_chunks(batches, count):
 
     def leaves(batch):
         if torch.is_tensor(batch):
-            return [batch]
+            return [batch] if batch.dim() else []
         if isinstance(batch, dict):
             batch = batch.values()
         elif not isinstance(batch, (list, tuple)):
@@ -1067,6 +1181,8 @@ def grouped_by_chunks(batches, count):
                 raise ValueError("nothing to count")
             sizes.append(found[0].size(0))
         total = float(sum(sizes))
+        if group and not total:
+            raise ValueError("no samples")
         return [
             (batch, size / total, i + 1 == len(group)) for i, (batch, size) in enumerate(zip(group, sizes, strict=True))
         ]
@@ -1089,7 +1205,7 @@ def grouped_by_recursion(batches, count):
         stack = [batch]
         while stack:
             part = stack.pop()
-            if isinstance(part, torch.Tensor):
+            if isinstance(part, torch.Tensor) and part.ndim:
                 return part.shape[0]
             if isinstance(part, dict):
                 stack.extend(reversed(list(part.values())))
@@ -1101,6 +1217,8 @@ def grouped_by_recursion(batches, count):
     group = tuple(islice(stream, count))
     while group:
         sizes = list(map(size, group))
+        if not any(sizes):
+            raise ValueError(f"nothing to weigh in {group!r}")
         for i in range(len(group)):
             yield group[i], sizes[i] / sum(sizes), i == len(group) - 1
         group = tuple(islice(stream, count))
@@ -1115,9 +1233,10 @@ def refuses_at_the_call(batches, count):
 _SLICE = "while group := list(islice(rest, count)):"
 _YIELD = "yield batch, size / sum(sizes), number == len(group)"
 _MAPPING = "        if isinstance(batch, Mapping):\n            batch = list(batch.values())\n"
-_FOUND = "found = map(samples, batch) if isinstance(batch, list | tuple) else ()"
 _NEXT = "return next((size for size in found if size is not None), None)"
 _COUNT = "    if count < 1:\n"
+_LEN = "return len(batch) if batch.dim() else None"
+_NONE = "        if None in sizes or sum(sizes) == 0:\n"
 WRONG_GROUPS = {
     "drops the last group": (
         variant("groups", (_SLICE, "while len(group := list(islice(rest, count))) == count:")),
@@ -1170,6 +1289,7 @@ WRONG_GROUPS = {
                 "        if isinstance(batch, Tensor):",
                 "        if hasattr(batch, '__len__') and not isinstance(batch, list | tuple | dict):",
             ),
+            (_LEN, "return len(batch)"),
         ),
         "counted in the first",
     ),
@@ -1218,12 +1338,28 @@ WRONG_GROUPS = {
     "any count": (variant("groups", (_COUNT, "    if False:\n")), "ValueError"),
     "zero is one": (variant("groups", (_COUNT, "    count = count or 1\n    if count < 1:\n")), "ValueError"),
     "no tensor counts as none": (
-        variant(
-            "groups", ("        if None in sizes:\n", "        sizes = [s or 0 for s in sizes]\n        if False:\n")
-        ),
+        variant("groups", (_NONE, "        sizes = [s or 0 for s in sizes]\n        if sum(sizes) == 0:\n")),
         "ValueError",
     ),
-    "a TypeError": (variant("groups", ("        if None in sizes:\n", "        if False:\n")), "ValueError"),
+    "a TypeError": (variant("groups", (_NONE, "        if sum(sizes) == 0:\n")), "ValueError"),
+    "a division by zero": (variant("groups", (_NONE, "        if None in sizes:\n")), "ValueError"),
+    "plain tensors only": (
+        variant("groups", ("isinstance(batch, Tensor)", "type(batch) in (Tensor, nn.Parameter)")),
+        "counted in the first|raised",
+    ),
+    "a number is a sample": (
+        variant("groups", (_LEN, "return len(batch) if batch.dim() else 1")),
+        "counted in the first",
+    ),
+    "a number has no length": (variant("groups", (_LEN, "return len(batch)")), "counted in the first"),
+    "keeps all batches": (
+        variant(
+            "groups",
+            ("    while group :=", "    held = []\n    while group :="),
+            ("        sizes = [samples", "        held += group\n        sizes = [samples"),
+        ),
+        "at most count",
+    ),
 }
 _ONCE, _LAST, _SHARE = (
     "each batch once, in order, the same object",
@@ -1245,13 +1381,16 @@ PROMISES_GROUPS = [
     ("each with its share of the group's samples", _SHARE, "one over the count"),
     ("and whether it is the last", _LAST, "last by the count"),
     ("A batch's samples are counted along the first dimension of its first tensor", _NESTED, "elements for samples"),
-    ("which may lie in dictionaries, lists and tuples, depth first", _NESTED, "dictionaries are not entered"),
+    ("its first tensor that has one", _NESTED, "a number has no length"),
+    ("it may lie in dictionaries, lists and tuples, depth first", _NESTED, "dictionaries are not entered"),
     ("behind things that are no tensors", _NESTED, "first place only"),
     ("`last` is `True` for the last batch of a group, else `False`.", _LAST, "last by the count"),
-    ("It reads at most `count` batches ahead of what it has yielded.", _AHEAD, "reads all first"),
+    ("It reads at most `count` batches ahead of what it has yielded", _AHEAD, "reads all first"),
+    ("and lets go of groups that are over", _AHEAD, "keeps all batches"),
     ("With `count=1` it reads no batch before the one that it yields was used.", _AHEAD, "reads one more"),
     ("`ValueError` for a `count` below 1, raised at the first `next`;", _REFUSED, "any count"),
-    ("also for a batch without a tensor", _REFUSED, "a TypeError"),
+    ("also for a batch without such a tensor", _REFUSED, "a TypeError"),
+    ("and for a group without a sample", _REFUSED, "a division by zero"),
 ]
 
 # ---------------------------------------------------------------- a run that goes on
@@ -1321,7 +1460,6 @@ _SUPER = "        super().load_state_dict(state)\n"
 _NUMPY = 'np.random.set_state(tuple(states["numpy"]))'
 _PYTHON = 'random.setstate(states["python"])'
 _OWN = "[one.get_state() for one in own]"
-_BOTH = "[self.train_loader, self.val_loader]"
 _OWN_SET = (
     '        for generator, state in zip(own, states["own"], strict=True):\n            generator.set_state(state)\n'
 )
@@ -1387,11 +1525,11 @@ WRONG_TRAINER = {
     ),
     "draws while it saves": (
         variant("trainer", ("        return states\n", "        random.random()\n        return states\n")),
-        "only looks",
+        "only look",
     ),
     "seeds while it saves": (
         variant("trainer", ("        kind, keys, *rest", "        torch.manual_seed(0)\n        kind, keys, *rest")),
-        "only looks|draw the same",
+        "only look|draw the same",
     ),
     "without what Savable gives": (
         variant("trainer", ("super().state_dict() | ", '{"model": self.model.state_dict()} | ')),
@@ -1404,11 +1542,33 @@ WRONG_TRAINER = {
             (_OWN, "own"),
             ("generator.set_state(state)", "generator.set_state(state.get_state())"),
         ),
-        "weights_only|draw|No|raised|runs",
+        "is a snapshot",
+    ),
+    "evaluation mode while it saves": (
+        variant("trainer", ("return copy.deepcopy(state)", "self.model.eval()\n        return copy.deepcopy(state)")),
+        "only look",
+    ),
+    "no gradients while it saves": (
+        variant(
+            "trainer",
+            ("return copy.deepcopy(state)", "self.optimizer.zero_grad()\n        return copy.deepcopy(state)"),
+        ),
+        "only look",
+    ),
+    "the optimizer only if it has a state": (
+        variant(
+            "trainer",
+            (
+                '        self.optimizer.load_state_dict(state["optimizer"])\n',
+                '        if state["optimizer"]["state"]:\n'
+                '            self.optimizer.load_state_dict(state["optimizer"])\n',
+            ),
+        ),
+        "same bits",
     ),
     "the callbacks themselves": (
         variant("trainer", (_CALLBACKS, "[[type(c).__name__, vars(c)] for c in self.callbacks]")),
-        "puts back|weights_only|snapshot|runs|only looks",
+        "puts back|weights_only|snapshot|runs|only look",
     ),
     "no snapshot": (variant("trainer", ("return copy.deepcopy(state)", "return state")), "snapshot"),
     "a shallow one": (variant("trainer", ("copy.deepcopy(state)", "copy.copy(state)")), "snapshot"),
@@ -1497,6 +1657,7 @@ WRONG_TRAINER = {
     ),
 }
 _DRAW, _BITS = "generators draw the same again", "a run that goes on ends with the same bits"
+_LOOKS = "generator_states() and state_dict() only look"
 _PUT, _OTHER = "load_state_dict puts back", "ValueError for other callbacks, before anything is changed"
 PROMISES_TRAINER = [
     ("Write `Trainer`, a `Resumable` with a complete state", "is derived from Resumable", "not a Resumable"),
@@ -1517,7 +1678,9 @@ PROMISES_TRAINER = [
     ),
     ("and the states of the optimizer, of the scaler and of all callbacks", _PUT, "without the scaler"),
     ('under `"generators"` it has `generator_states()`', _BITS, "generators are not put back"),
-    ("It is a snapshot, which later steps don't change.", "is a snapshot", "no snapshot"),
+    ("It is a snapshot", "is a snapshot", "no snapshot"),
+    ("later steps don't change it", "is a snapshot", "a shallow one"),
+    ("and taking it changes nothing", _LOOKS, "evaluation mode while it saves"),
     ("`load_state_dict(state)` puts all of it back", _PUT, "without the optimizer"),
     ("the generators included", _BITS, "generators are not put back"),
     ("`ValueError`, before anything was changed", _OTHER, "refused too late"),
@@ -1533,7 +1696,7 @@ PROMISES_TRAINER = [
         _DRAW,
         "the loaders' are left out",
     ),
-    ("It draws from none of them", "generator_states() only looks", "draws while it saves"),
+    ("It draws from none of them", _LOOKS, "draws while it saves"),
     ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),
     (
         "It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.",
@@ -1559,6 +1722,7 @@ CONTEXT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # as some wrong answers leave it
 class TestChecks(CheckProtocol):
     TOPIC = "15-10"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS

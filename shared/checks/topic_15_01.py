@@ -153,9 +153,9 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
         see=1,
     )
     with trial.group("long chains and many paths take less than a second", hint="how often is a node visited?", see=2):
-        for kind, sizes in (("doublings", (8, 12, 16, 19, 60)), ("nodes in a chain", (300, 3000))):
+        for kind, sizes in (("doublings", range(8, 61, 2)), ("nodes in a chain", (300, 3000))):
             x = torch.randn((), requires_grad=True)
-            for size in sizes:  # a slow one fails before it would take for ever
+            for size in sizes:  # what takes twice as long for each more fails before it takes for ever
                 y = x
                 for _ in range(size):
                     y = y + y if kind == "doublings" else y.neg()
@@ -169,6 +169,8 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
                 limit = 0.15 if size < 60 else 1.0
                 case = f"{size} {kind}"
                 trial.that(case, seconds < limit, expected=f"less than {limit} s", got=f"{seconds:.2f} s")
+                if seconds >= limit:  # reached only where this item is left out
+                    break
                 trial.equal(f"nodes that run, {case}", len(got), size)
 
 
@@ -198,7 +200,7 @@ def _kept(apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32)
     with _Memory() as memory:
         x = leaf * 1
         y = apply(x)
-    node = y.grad_fn  # keeps what is saved for backward
+    node, later = y.grad_fn, y + 0  # in torch 2.11 what is saved for backward is kept by a graph only, not by Python
     own = StorageWeakRef(x.untyped_storage())
     given = leaf.untyped_storage().data_ptr()
     plain = [
@@ -209,7 +211,7 @@ def _kept(apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32)
     gc.collect()
     sizes = {made.cdata: size for made, size in memory.made if not made.expired() and made.cdata != given}
     input_, all_ = sizes.get(own.cdata, 0), sum(sizes.values())
-    del node
+    del node, later
     gc.collect()
     left = {made.cdata: size for made, size in memory.made if not made.expired() and made.cdata != given}
     return input_, all_ - input_ + python, sum(left.values())
@@ -419,6 +421,10 @@ def quantise(trial: Trial, answer: Any) -> None:
         sent = torch.randn(()).expand(3)
         (got,) = torch.autograd.grad(apply(x, 4), x, sent)
         trial.close("an expanded grad_output", got, sent * torch.tensor([1.0, 0.0, 1.0]), rtol=0, atol=0)
+        x = torch.tensor([0.5, 1.5, -0.5, -2.0, 3.0]).requires_grad_()
+        sent, want = torch.full((5,), torch.inf), torch.tensor([torch.inf, 0.0, torch.inf, 0.0, 0.0])
+        (got,) = torch.autograd.grad(apply(x, 4), x, sent)
+        trial.close("an infinite grad_output", got, want, rtol=0, atol=0, hint="is a product with 0 always 0?", see=2)
     x = torch.randn(8, requires_grad=True)
     sent = torch.randn(8)
     incoming = sent.clone()

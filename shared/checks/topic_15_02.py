@@ -328,7 +328,7 @@ def bucket(trial: Trial, answer: Any) -> None:
         seen: dict[str, tuple[int, int]] = {}
         for seed in (0, 1, 2, 3, 11, 12):
             sampler = made(0, seed=seed)
-            for number in (*range(13), 100, 101):
+            for number in (*range(13), 100, 101, 1000, 10_000):
                 sampler.set_epoch(number)
                 other = seen.setdefault(str(epoch(sampler)), (seed, number))
                 what = f"the batches of seed {other[0]}, epoch {other[1]}"

@@ -10,6 +10,7 @@ import os
 import random
 import stat
 import tempfile
+import weakref
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
@@ -71,6 +72,9 @@ def _verdicts(values: Sequence[float], mode: str, options: Mapping[str, Any]) ->
         if stops:
             break
     return found
+
+
+_NO_MODES = ("minimum", "Max", "MIN", "mi", "mean", "", "minmax", "min ", "auto", "lower", None, 1, -1, True)
 
 
 def _loop(**more: Any) -> SimpleNamespace:
@@ -154,6 +158,18 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                 got = [entry[:2] for entry in _judged(answer, values, **options)]
                 want = [entry[:2] for entry in _verdicts(values, mode, options)]
                 trial.equal(f"best and wait after {values}, mode {mode!r}, min_delta {delta}", got, want)
+        for _ in range(4):
+            _two_at_once(trial, answer, limits=False)
+    with trial.group("no metric is changed", hint="what is in loop.metrics when it is done?"):
+        for value in (1.0, 2.0, math.nan, math.inf, -math.inf):
+            stopper = answer(patience=2, threshold=-9.0, divergence=1.5)
+            loop = _loop(metrics={"val_loss": 1.0, "val_accuracy": 0.5})
+            stopper.on_fit_start(loop)
+            _stops(partial(stopper.on_epoch_end, loop))
+            loop.metrics["val_loss"] = value
+            _stops(partial(stopper.on_epoch_end, loop))
+            want = {"val_loss": value, "val_accuracy": 0.5}
+            trial.equal(f"loop.metrics after a loss of {value}", loop.metrics, want)
     with trial.group("stops when wait reaches patience", hint="which of the values is the one too many?", see=2):
         cases = [
             ([6, 5, 5, 5, 5, 5], 3),
@@ -195,6 +211,8 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                     options |= {key: limit if mode == "min" else -limit for key, limit in limits.items()}
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
                     trial.equal(f"best, wait, stopped after {values}, {options}", got, want)
+            for _ in range(6 if name == "divergence" else 0):
+                _two_at_once(trial, answer, limits=True)
     with trial.group("not finite: stops, and changes neither best nor wait", hint="what is NaN < 1?", see=2):
         for value, mode in itertools.product((math.nan, math.inf, -math.inf), ("min", "max")):
             for before in ([], [3.0], [3.0, 3.0]):
@@ -228,8 +246,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     _held_state(trial, answer)
     errors = {}
     for name, action in {
-        "mode='minimum'": lambda: answer(mode="minimum"),
-        "mode='Max'": lambda: answer(mode="Max"),
+        **{f"mode={mode!r}": partial(answer, mode=mode) for mode in _NO_MODES},
         "no such metric": lambda: answer("val_top5").on_epoch_end(_loop(metrics={"val": 1.0})),
     }.items():
         try:
@@ -239,8 +256,35 @@ def early_stopping(trial: Trial, answer: Any) -> None:
             raise
         except Exception as error:
             errors[name] = type(error).__name__ + (", which names it" if "val_top5" in str(error) else "")
-    want = {"mode='minimum'": "ValueError", "mode='Max'": "ValueError", "no such metric": "KeyError, which names it"}
+    want = {f"mode={mode!r}": "ValueError" for mode in _NO_MODES} | {"no such metric": "KeyError, which names it"}
     trial.equal("ValueError for another mode, KeyError for a metric that isn't there", errors, want, hint="look at 6")
+
+
+def _two_at_once(trial: Trial, answer: Any, limits: bool) -> None:
+    """Two objects with options of their own, which are asked in turns."""
+    both: list[tuple[str, dict[str, Any], list[float]]] = []
+    for mode, sign in (("min", 1), ("max", -1)):
+        options = {"mode": mode, "patience": 99, "min_delta": random.choice((0.0, 0.5, 1.0))}
+        values = [random.choice(range(-8, 9)) / 4 for _ in range(9)]
+        if limits:
+            options |= {"monitor": f"val_{mode}", "patience": random.randint(2, 5)}
+            options |= {"threshold": -sign * random.choice((1.25, 2.25)), "divergence": sign * 1.75}
+        else:
+            values = both[0][2] if both else values  # one metric, of which more is worse or better
+        both.append((mode, options, values))
+    stoppers = [answer(**options) for _, options, _ in both]
+    loop, found = _loop(), ([], [])
+    for stopper in stoppers:
+        stopper.on_fit_start(loop)
+    for number in range(9):
+        for stopper, verdicts in zip(stoppers, found, strict=True):
+            loop.metrics = {options.get("monitor", "val_loss"): values[number] for _, options, values in both}
+            if not verdicts or not verdicts[-1][2]:
+                stops = _stops(partial(stopper.on_epoch_end, loop))
+                verdicts.append((stopper.best, stopper.wait, stops))
+    for (mode, options, values), verdicts in zip(both, found, strict=True):
+        case = f"best, wait, stopped after {values}, {options}, asked in turns with another object"
+        trial.equal(case, verdicts, _verdicts(values, mode, options))
 
 
 def _held_state(trial: Trial, answer: Any) -> None:
@@ -257,6 +301,8 @@ def _held_state(trial: Trial, answer: Any) -> None:
         return found
 
     with trial.group("the state goes into a new object", hint="what does the next verdict depend on?"):
+        hint = "a checkpoint of this epoch, written at order 100: which verdict does it hold?"
+        trial.equal("its order", answer().order, 0, hint=hint)
         for more in ([4.1, 4.1], [3.0, 3.5], [math.nan]):
             whole, first, second = (answer(**options) for _ in range(3))
             for stopper in (whole, first, second):
@@ -353,7 +399,8 @@ class _Ratios:
         self.model = model
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.03, weight_decay=0.2)
         self.loop = SimpleNamespace(
-            model=model, optimizer=self.optimizer, step=step, epoch=0, values={}, metrics={}, ending=None, rank=0,
+            model=model, optimizer=self.optimizer, step=step, epoch=0, ending=None, rank=0,
+            values={"seen": 1.5}, metrics={"val_loss": 0.5},
             ranks=1, whole=True, weight=1.0, first=True, last=True, max_epochs=3, epochs_done=0, batches_done=0,
         )  # fmt: skip
         self.want: dict[str, list[tuple[int, float]]] = {}
@@ -382,6 +429,11 @@ class _Ratios:
         found["random numbers of NumPy"] = np.random.get_state()[1].tobytes() + bytes(np.random.get_state()[2] % 256)
         found["training mode"] = [module.training for module in self.model.modules()]
         found["autograd"] = torch.is_grad_enabled()
+        groups = [{**group, "params": list(map(id, group["params"]))} for group in self.optimizer.param_groups]
+        found["the optimizer"] = copy.deepcopy([groups, self.optimizer.defaults, list(self.optimizer.state.values())])
+        others = {name: value for name, value in vars(self.loop).items() if not isinstance(value, _OTHERS)}
+        held = ("loss", "output", "batch", "ending")  # the same objects
+        found |= {f"loop.{name}": id(v) if name in held else copy.deepcopy(v) for name, v in others.items()}
         return found
 
     def batch(self, callback: Any, every: int, drop: bool = False) -> None:
@@ -409,13 +461,14 @@ class _Ratios:
                     self.want.setdefault(name, []).append((self.loop.step, float(ratio)))
             self.call(callback, "on_after_step")
             largest = max(p.numel() for p in model.parameters())
-            self.held = [f"a tensor of {t.numel()} elements" for t in _tensors(callback) if t.numel() >= largest]
-            self.held += ["a graph" for t in _tensors(callback) if t.requires_grad]
+            for t in _tensors(callback):
+                kept = [f"a tensor of {t.numel()} elements"] * (t.numel() >= largest) + ["a graph"] * t.requires_grad
+                self.held += [f"{what}, after step {self.loop.step}" for what in kept]
         self.optimizer.zero_grad()
         self.call(callback, "on_batch_end")
 
 
-_OTHERS = (nn.Module, torch.optim.Optimizer, SimpleNamespace, type)
+_OTHERS = (nn.Module, torch.optim.Optimizer, SimpleNamespace, type)  # that a callback may know, and doesn't own
 
 
 def _tensors(owner: Any) -> list[Tensor]:
@@ -432,9 +485,7 @@ def _tensors(owner: Any) -> list[Tensor]:
             rest += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set | frozenset | deque):
             rest += list(one)
-        elif hasattr(one, "__dict__") and not isinstance(
-            one, nn.Module | torch.optim.Optimizer | SimpleNamespace | type
-        ):
+        elif hasattr(one, "__dict__") and not isinstance(one, _OTHERS):
             rest.append(vars(one))
     return found
 
@@ -579,9 +630,10 @@ def update_ratio(trial: Trial, answer: Any) -> None:
     hint = "who makes a Python number?"
     trial.equal("nothing is read in the hooks of a batch", training.reads, [], hint=hint, see=2)
     trial.equal("it only looks", training.touched, [], hint="what does the named hook change?")
-    trial.equal(
-        "no copy of a weight is kept after its step", training.held, [], hint="what does the object still hold?"
-    )
+    item, hint = "no copy of a weight is kept after its step", "what does the object still hold?"
+    for every in (1, 3):
+        training = trained(every, (4, 4))[0]
+        trial.equal(item, training.held, [], hint=f"{hint} (every={every})")
 
 
 # ---------------------------------------------------------------- 15-10.3
@@ -648,6 +700,45 @@ class _Disk:
             yield self
 
 
+@contextmanager
+def _full_disk(folder: Path) -> Iterator[list[str]]:
+    """Writing into a folder's files ends after 1,000 bytes, by `open`, pathlib or `os.write`; yields the refusals."""
+    kept, write = io.open, os.write
+    refused: list[str] = []
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if self.tell() >= 1000:
+                refused.append("write")
+                raise OSError(28, "No space left on device")
+            return super().write(memoryview(data)[: 1000 - self.tell()])
+
+    def elsewhere(file: Any) -> bool:
+        if isinstance(file, int):
+            return not stat.S_ISREG(os.fstat(file).st_mode)
+        return Path(file).absolute().parent.resolve() != folder.resolve()
+
+    def opened(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **options: Any) -> Any:
+        if not set(mode) & set("wax+") or elsewhere(file):
+            return kept(file, mode, buffering, *args, **options)
+        given = {name: options[name] for name in ("closefd", "opener") if name in options}
+        raw = Full(file, mode.replace("b", "").replace("t", ""), **given)
+        if buffering == 0:
+            return raw
+        binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
+
+    def written(file: int, data: Any) -> int:
+        if not elsewhere(file) and os.lseek(file, 0, os.SEEK_CUR) >= 1000:
+            refused.append("os.write")
+            raise OSError(28, "No space left on device")
+        return write(file, memoryview(data)[:1000])
+
+    patches = mock.patch.object(io, "open", opened), mock.patch.object(os, "write", written)
+    with mock.patch("builtins.open", opened), patches[0], patches[1]:
+        yield refused
+
+
 def _states() -> dict[str, Any]:
     """Two states that differ in size, with what a checkpoint holds."""
     tensors = [torch.randn(5, 7).t(), torch.tensor(2, dtype=torch.int64), torch.randn(3).bfloat16(), torch.zeros(0)]
@@ -672,8 +763,10 @@ def _checkpoint_file() -> Any:
             temporary.replace(self.path)
             if os.name == "posix":
                 folder = os.open(self.path.parent, os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
 
         def read(self) -> Any:
             whole = self.path.read_bytes()
@@ -771,6 +864,12 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
             trial.equal(f"read after a process that ended at call {number}", whole, True)
             answer(path).write(states["second"])
             trial.equal("read after the next write", _same(answer(path).read(), states["second"]), True)
+        answer(path).write(states["first"])
+        with _full_disk(folder) as refused:
+            got = _raised_by(lambda: answer(path).write({"x": torch.randn(30_000)}))
+        if refused:
+            trial.equal("whether write raises when the disk is full", got != "no exception", True)
+            trial.equal("read after that", _same(answer(path).read(), states["first"]), True)
     with trial.group("torch.save that raises leaves the old one", hint="when is path touched?", see=1):
         for bad in ({"step": 1, "call": lambda: None}, {"tensors": [torch.ones(9)], "dice": (i for i in "ab")}):
             answer(path).write(states["first"])
@@ -787,8 +886,9 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
                 answer(path).write(states["second"])
             trial.equal("another file's .tmp is left alone", other.exists(), True)
             other.unlink()
-            names = [(source, target) for source, target, _ in disk.renamed]
-            trial.equal("renamed", names, [("state.ckpt.tmp", "state.ckpt")])
+            names = ", then ".join(f"{source} to {target}" for source, target, _ in disk.renamed)
+            hint = "what are the two names called?"
+            trial.equal("what gets another name", names, "state.ckpt.tmp to state.ckpt", hint=hint)
             trial.equal("in the folder", sorted(found.name for found in folder.iterdir()), ["state.ckpt"])
             trial.equal("read", _same(answer(path).read(), states["second"]), True)
 
@@ -823,13 +923,21 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
         hint="fsync has raised OSError: what comes out of write, and is the old file (True) still there?",
     )
     if os.path.isdir("/proc/self/fd"):
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
-            answer(path).write(states["first"])
-            answer(path).read()
+        item, hint = "nothing stays open", "what was opened and not closed?"
         gc.collect()
-        after = len(os.listdir("/proc/self/fd"))
-        trial.equal("nothing stays open", max(after - before, 0), 0, hint="what was opened and not closed?", see=2)
+        before, held = len(os.listdir("/proc/self/fd")), answer(path)
+        for _ in range(3):
+            held.write(states["first"])
+            held.read()
+        gc.collect()
+        trial.equal(item, max(len(os.listdir("/proc/self/fd")) - before, 0), 0, hint=hint, see=2)
+        for number in (1, 2):
+            calls = [None] * (number - 1) + [OSError(5, "Input/output error")] + [None] * 9
+            with mock.patch.object(os, "fsync", side_effect=calls), suppress(OSError):
+                held.write(states["first"])
+            gc.collect()
+            more = f"{hint} (call {number} of fsync has raised OSError)"
+            trial.equal(item, max(len(os.listdir("/proc/self/fd")) - before, 0), 0, hint=more)
     else:
         trial.equal("nothing stays open", 0, 0)
 
@@ -845,6 +953,8 @@ def _noticed(trial: Trial, answer: Any, folder: Path) -> None:
         changes[f"with {len(more)} bytes added"] = whole + more
         changes[f"with {len(more)} bytes in front"] = more + whole
     bits = [*range(0, 8 * 34, 17), *(8 * len(whole) - 1 - i for i in (0, 7, 900))]
+    ends = [*range(140), *range(len(whole) - 140, len(whole))]
+    bits += [8 * place + 5 for place in ends]  # what a capital letter differs in: a sum may stand there as text
     for bit in [*bits, *(random.randrange(8 * len(whole)) for _ in range(120))]:
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
@@ -903,6 +1013,10 @@ def _groups(batches: Sequence[Any], sizes: Sequence[int], count: int) -> list[tu
 _Pair = namedtuple("_Pair", "note x")
 
 
+class _Kind(Tensor):
+    """A subclass, as libraries have them."""
+
+
 def _nestings(size: int) -> list[Any]:
     """Batches of `size` samples whose first tensor lies at different places; other tensors have other sizes."""
     x, other = torch.randn(size, random.randint(1, 5)), torch.zeros(size + 3)
@@ -918,6 +1032,8 @@ def _nestings(size: int) -> list[Any]:
         _Pair("a note", x),
         (_Pair(other.numpy(), [x]), other),
         OrderedDict(note="a", x=x, y=other),
+        (x.as_subclass(_Kind), other),
+        {"number": torch.tensor(7), "x": x, "y": other},
     ]
 
 
@@ -930,7 +1046,9 @@ def _grouped() -> Any:
             group = list(itertools.islice(rest, count))
             if not group:
                 return
-            sizes = [_first(batch).shape[0] for batch in group]
+            sizes = [len(_first(batch)) for batch in group]
+            if sum(sizes) == 0:
+                raise ValueError("no sample")
             for index, batch in enumerate(group):
                 yield batch, sizes[index] / sum(sizes), index == len(group) - 1
 
@@ -938,9 +1056,9 @@ def _grouped() -> Any:
 
 
 def _first(batch: Any) -> Tensor:
-    tensors = list(_walk(batch))
+    tensors = [tensor for tensor in _walk(batch) if tensor.dim() > 0]
     if not tensors:
-        raise ValueError("no tensor")
+        raise ValueError("no tensor with samples")
     return tensors[0]
 
 
@@ -1025,6 +1143,24 @@ def grouped(trial: Trial, answer: Any) -> None:
             trial.that(
                 f"groups of {count}", max(ahead) <= most, expected=f"at most {most} ahead", got=f"{max(ahead)} ahead"
             )
+            alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+            def fresh(alive: Any = alive) -> Iterator[Any]:
+                for _ in range(12 * 5):
+                    alive.add(batch := _Kept(x=torch.zeros(2, 1)))
+                    yield batch
+                    del batch
+
+            most = 0
+            for _ in answer(fresh(), count):
+                most = max(most, len(alive))
+            trial.that(
+                f"batches kept, in groups of {count}",
+                most <= 3 * count + 3,
+                expected=f"those of the last groups, {3 * count + 3} at most",
+                got=f"{most} of 60",
+                hint="what still holds the batches of groups that are over?",
+            )
     errors = {}
     for name, batches, count in (
         ("count 0", sized([2, 2]), 0),
@@ -1033,11 +1169,21 @@ def grouped(trial: Trial, answer: Any) -> None:
         ("count 0 of none", [], 0),
         ("no tensor", [torch.ones(2), ("text", {"n": 3})], 2),
         ("an empty batch", [[]], 1),
+        ("numbers only", [(torch.tensor(3.0), torch.tensor(1))], 1),
+        ("a group without a sample", [torch.zeros(0, 3), torch.zeros(0, 3)], 2),
+        ("a last group without a sample", [torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(0, 3)], 2),
     ):
         errors[name] = _raised_by(lambda b=batches, c=count: list(answer(b, c))).partition(":")[0]
     want = dict.fromkeys(errors, "ValueError") | {"count 0, before the first next": "no exception"}
     errors["count 0, before the first next"] = _raised_by(lambda: answer([], 0)).partition(":")[0]
     trial.equal("ValueError for what can't be grouped", errors, want, hint="look at 5")
+
+
+class _Kept(dict):
+    """A dictionary that can be watched."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def _sketch(batch: Any) -> str:
@@ -1140,6 +1286,7 @@ class _Runs:
         made = {
             "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
             "adamw": lambda p: torch.optim.AdamW(p, 0.02),
+            "plain": lambda p: torch.optim.SGD(p, 0.1),  # its state is its rate
         }[optimizer](model.parameters())
         train, val = _Noisy(22), _Noisy(9)
         loader = DataLoader(train, 4, shuffle=True)
@@ -1255,6 +1402,9 @@ def trainer(trial: Trial, answer: Any) -> None:
         torch.set_num_threads(threads)
 
 
+_LOOKS = "generator_states() and state_dict() only look"
+
+
 def _generators(trial: Trial, loops: dict[str, Any]) -> None:
     names = [
         "Python",
@@ -1281,7 +1431,7 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
         for name in names:
             for got, want in drawn[name]:
                 trial.equal(f"what {name}'s generator draws after set_generator_states", got, want)
-    with trial.group("generator_states() only looks", hint="who draws, or seeds?"):
+    with trial.group(_LOOKS, hint="who draws, or seeds?"):
         for loop in loops.values():
             before = _state_of_all(loop)
             want = _draws(loop)
@@ -1289,6 +1439,30 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
             loop.generator_states()
             loop.state_dict()
             trial.equal("draws after a call (and one of state_dict()) and without", _draws(loop), want)
+            for training in (True, False):
+                loop.model.train(training)
+                loop.model[-1].eval()
+                for p in loop.model.parameters():
+                    p.grad = torch.randn_like(p)
+                before = _run_of(loop)
+                loop.state_dict()
+                after = _run_of(loop)
+                changed = [name for name in before if not _same(_plain(before[name]), _plain(after[name]))]
+                trial.equal("what state_dict() changes", changed, [], hint="what does a run need after it was saved?")
+
+
+def _run_of(loop: Any) -> dict[str, Any]:
+    """What goes on after a run was saved."""
+    model, counters = loop.model, ("step", "epoch", "epochs_done", "batches_done", "metrics", "whole")
+    return {
+        "weights and buffers": copy.deepcopy(dict(model.state_dict())),
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "training or evaluation mode": [module.training for module in model.modules()],
+        "the optimizer": copy.deepcopy(loop.optimizer.state_dict()),
+        "the scaler": loop.scaler.state_dict(),
+        "the callbacks": copy.deepcopy([one.state_dict() for one in loop.callbacks]),
+        "the loop's place": copy.deepcopy([getattr(loop, name) for name in counters]),
+    }
 
 
 class _Dice:
@@ -1428,7 +1602,8 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
     item = "a run that goes on ends with the same bits"
     with trial.group(item, hint="in which order is what restored, and who draws in between?"):
         for number, kind in enumerate(runs.LOADERS):
-            options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}, {}][number]
+            options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}, {"optimizer": "plain"}]
+            options = options[number]
             whole, (memory, trace, _, second) = runs.run(kind, **options)
             per_epoch = whole.step // 3
             for hook, step in (
