@@ -93,9 +93,9 @@ def main(argv: "list[str] | None" = None) -> int:
 
     try:
         if COMMANDS[command][1]:
-            python = environment.prepare(command)
-            if not environment.is_running(python):
-                return environment.hand_over(python, [command, *arguments])
+            status = environment.enter(command, arguments)
+            if status is not None:
+                return status
         if command == "setup":
             print("The environment is ready: " + environment.describe())
             return 0

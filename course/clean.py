@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from course.environment import ROOT, Environment
@@ -24,23 +26,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
-    for path in remove(ROOT, data=args.data):
-        print(f"removed {path.relative_to(ROOT)}")
-    if args.all and Environment(ROOT).remove():
-        print("removed .venv")
+    """Run the command; 1 if something can't be removed."""
+    try:
+        for path in remove(ROOT, data=args.data):
+            print(f"removed {path.relative_to(ROOT)}")
+        if args.all and Environment(ROOT).remove():
+            print("removed .venv")
+    except OSError as error:
+        print(f"clean: {error.filename} can't be removed: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 
-def remove(root: Path, *, data: bool) -> list[Path]:
-    """Remove executed/, the caches and, if asked for, datasets/full below `root`; returns what was removed."""
+def remove(root: Path, *, data: bool) -> Iterator[Path]:
+    """Remove executed/, the caches and, if asked for, datasets/full below `root`; yields each when it is gone."""
     found = [root / "executed"]
     if data:
         found.append(root / "datasets" / "full")
     for folder, names, _ in os.walk(root):
         found += [Path(folder, name) for name in names if name in CACHES]
         names[:] = [name for name in names if name not in CACHES | LEFT_ALONE and not Path(folder, name).is_symlink()]
-    removed = []
     for path in found:
         if path.is_symlink():
             path.unlink()
@@ -48,5 +53,4 @@ def remove(root: Path, *, data: bool) -> list[Path]:
             shutil.rmtree(path)
         else:
             continue
-        removed.append(path)
-    return removed
+        yield path

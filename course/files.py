@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class NotWritableError(OSError):
-    """Nothing can be written in a folder; the message names it and says why."""
+    """Nothing can or may be written in a folder; the message names it and says why."""
 
 
 def require_writable(folder: Path, advice: str = "") -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from course import syllabus, workbook
 from course.environment import ROOT
-from course.files import NotWritableError, require_writable
+from course.files import NotWritableError
 from course.processes import subprocess_status
 from course.selection import SelectionError, select
 from course.settings import SettingError, check_settings
@@ -38,9 +38,13 @@ def main(args: argparse.Namespace) -> int:
         book = syllabus.load()
         topics = [argument for argument in args.extra if re.fullmatch(r"\d+-\d+", argument)]
         named = select(topics, book) if topics else []
+        for notebook in named:
+            if not notebook.path.is_file():
+                raise SelectionError(f"{notebook.label} is not written yet: python -m course new {notebook.label}")
+        notebooks = list(dict.fromkeys([*workbook.finished(book), *named]))
         check_settings()
-        require_writable(args.output, "; name another --output")
-        workbook.make(list(dict.fromkeys([*workbook.finished(book), *named])), args.output)
+        workbook.require_folder(args.output, notebooks)
+        workbook.make(notebooks, args.output)
         page = workbook.make_start_page(book, args.output)
     except (SelectionError, SettingError, syllabus.SyllabusError, NotWritableError) as error:
         print(f"lab: {error}", file=sys.stderr)

@@ -7,7 +7,7 @@ import math
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course.exercises import HEADING
+from course.exercise_form import HEADING
 from course.guard import GUARD
 from course.syllabus import Syllabus, Topic, direct_needs
 

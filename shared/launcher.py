@@ -99,14 +99,19 @@ def launch(
     _sweep()
     with tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)
-        environment = dict(os.environ)
-        (job.folder / "call").write_bytes(cloudpickle.dumps((fn, args, environment)))
+        (job.folder / "call").write_bytes(cloudpickle.dumps((fn, args, _environment())))
         try:
             job.start()
             return job.results()
         finally:
             job.end()
             job.show_output()
+
+
+def _environment() -> dict[str, str]:
+    """The variables. Where another thread, of another launch say, removes one meanwhile, dict() is a KeyError."""
+    found = {name: os.environ.get(name) for name in list(os.environ)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _sweep() -> None:

@@ -31,8 +31,13 @@ class LogFiles:
 
     def _open(self, mode: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in self.headers:
-            self.files[name] = open(self.folder / name, mode, encoding="utf-8", newline="")  # noqa: SIM115
+        try:
+            for name in self.headers:
+                self.files[name] = open(self.folder / name, mode, encoding="utf-8", newline="")  # noqa: SIM115
+                self.files[name].seek(0, os.SEEK_END)  # whoever writes after a cut was refused must not write over it
+        except OSError:
+            self.close()
+            raise
 
     def write(self, name: str, text: str) -> None:
         """Append to one of the files; the first call empties all of them and writes their headers."""

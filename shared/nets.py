@@ -16,7 +16,8 @@ class RandomFlips(nn.Module):
 def conv_net(width: int = 16, depth: int = 1, *, flips: bool = False, seed: int = 0) -> nn.Sequential:
     """Two stages of `depth` convolutions that halve a (1, 28, 28) image, and two linear layers to ten classes.
 
-    With `flips` images are mirrored at random in training, which helps where there is time for many epochs.
+    With `flips` images are mirrored at random in training, which helps where there is time for many epochs. `seed`
+    goes to PyTorch's global generator, so what is drawn afterwards follows from it, too.
     """
     torch.manual_seed(seed)
     layers: list[nn.Module] = [RandomFlips()] if flips else []

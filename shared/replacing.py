@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_INHERITED = object()
+
 
 @contextmanager
 def replacing() -> Iterator[Callable[[Any, str, Any], None]]:
@@ -11,14 +13,15 @@ def replacing() -> Iterator[Callable[[Any, str, Any], None]]:
     kept = []
 
     def replace(owner: Any, name: str, value: Any) -> None:
-        kept.append((owner, name, vars(owner).get(name)))  # None: inherited
+        before = vars(owner).get(name, _INHERITED)
         setattr(owner, name, value)
+        kept.append((owner, name, before))
 
     try:
         yield replace
     finally:
         for owner, name, value in reversed(kept):
-            if value is None:
+            if value is _INHERITED:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)

@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 
+def _inner(loader: Any, depth: int = 3) -> list[Any]:
+    """The loader itself, or those that a wrapper (something to iterate over) holds in its attributes."""
+    if hasattr(loader, "sampler") or hasattr(loader, "batch_sampler"):
+        return [loader]
+    if not depth or not isinstance(loader, Iterable) or not hasattr(loader, "__dict__"):
+        return []
+    return [one for value in vars(loader).values() for one in _inner(value, depth - 1)]
+
+
 def sampler_of(loader: Any) -> Any:
-    """A loader's sampler, also that of a batch sampler of one's own; None if there is none."""
+    """A loader's sampler, also one in a batch sampler of one's own or in a wrapper's loader; None if there is none."""
+    loader = next(iter(_inner(loader)), None)
     batches = getattr(loader, "batch_sampler", None)
     return getattr(batches, "sampler", getattr(loader, "sampler", None))
 
 
 def loader_generators(loaders: Iterable[Any]) -> list[torch.Generator]:
     """The generators that loaders and their samplers own, in a fixed order; a shared one stands there twice."""
-    loaders = list(loaders)
+    loaders = [one for loader in loaders for one in _inner(loader)]
     found = [getattr(owner, "generator", None) for owner in (*loaders, *map(sampler_of, loaders))]
     return [generator for generator in found if isinstance(generator, torch.Generator)]
 
@@ -75,8 +85,8 @@ def _with_numbers(value: Any) -> Any:
 
 
 def _without_contents(value: Any) -> Any:
-    """Empty tensors for plain ones, so that a trial costs little."""
-    return torch.empty(0) if type(value) is Tensor else _mapped(value, _without_contents)
+    """Empty tensors for plain ones, so that a trial costs little; one with attributes is pickled with them."""
+    return torch.empty(0) if type(value) is Tensor and not vars(value) else _mapped(value, _without_contents)
 
 
 def _mapped(value: Any, function: Any) -> Any:
@@ -87,7 +97,8 @@ def _mapped(value: Any, function: Any) -> Any:
         if type(value) is dict:
             return parts
         copied = value.copy()  # keeps the type, and what a module's state carries as an attribute
-        copied.update(parts)
+        for key, part in parts.items():  # a Counter's update() would add: MultiStepLR's milestones are one
+            copied[key] = part
         return copied
     return value
 
@@ -96,14 +107,15 @@ def begin_sampler(loader: Any, epoch: int, done: int) -> int:
     """Tell a loader's sampler the epoch and, if it has a `start` (an index), how much of it was done.
 
     A sampler can't begin late if the loader has a batch sampler of its own, or workers: what these draw depends on
-    the batches before.
+    the batches before. Nor if the loader is in a wrapper, whose batches needn't be the loader's.
 
     Returns:
         How many of the `done` batches are left to be read and dropped.
     """
+    for sampler in map(sampler_of, _inner(loader)):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
     sampler = sampler_of(loader)
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
-    if hasattr(sampler, "start") and loader.batch_size and not loader.num_workers:
+    if hasattr(sampler, "start") and getattr(loader, "batch_size", None) and not loader.num_workers:
         sampler.start, done = done * loader.batch_size, 0
     return done

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,7 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from shared.timing import rough
+
 SHORT, LONG = 10, 160  # steps of two fits; their difference is free of what a fit costs once
+# of processor time: other programs take less from it; Windows counts it in ticks of 16 ms
+CLOCK = time.perf_counter if sys.platform == "win32" else time.process_time
 
 
 def small_problem(
@@ -39,8 +44,9 @@ def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quan
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
     One thread, the ways in turns, a fit of 10 and one of 160 steps each; the difference of low quantiles of many such
-    fits, which other programs disturb least and which has nothing of what a fit costs once.
+    fits' processor times, which other programs disturb least and which has nothing of what a fit costs once.
     """
+    rounds = min(rounds, 2) if rough() else rounds
     threads = torch.get_num_threads()
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
     torch.set_num_threads(1)
@@ -49,9 +55,9 @@ def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quan
             for times, steps in zip(found[name], (SHORT, LONG), strict=True):
                 problem = small_problem(steps)
                 gc.disable()
-                start = time.perf_counter()
+                start = CLOCK()
                 way(*problem)
-                times.append((time.perf_counter() - start) * 1e6)
+                times.append((CLOCK() - start) * 1e6)
                 gc.enable()
     finally:
         gc.enable()

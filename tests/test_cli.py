@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from course import __main__ as cli
 from course import clean, environment, lab
 from course import test as course_test
+from course.selection import Selected
 
 ROOT = environment.ROOT
 
@@ -85,12 +85,21 @@ def test_no_command_is_left_out_of_the_list():
     assert {path.stem for path in modules} == set(cli.COMMANDS) - {"help", "setup"}
 
 
-def test_hand_over_starts_the_command_again(monkeypatch, tmp_path):
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """The folder of the programs in a .venv that is ready."""
+    programs = tmp_path / ".venv" / "bin"
+    monkeypatch.delenv("COURSE_ENV", raising=False)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment.Environment, "ensure", lambda self: programs / "python")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    return programs
+
+
+def test_hand_over_starts_the_command_again(monkeypatch, made):
     started = []
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
     monkeypatch.setattr(environment, "CAN_EXEC", True)
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    monkeypatch.setenv(environment.ARRIVED, "")
 
     class Stop(Exception):
         pass
@@ -99,25 +108,25 @@ def test_hand_over_starts_the_command_again(monkeypatch, tmp_path):
         raise Stop
 
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setenv("PYTHONHOME", "/elsewhere")
     with pytest.raises(Stop):
-        environment.hand_over(tmp_path / "bin" / "python", ["run", "15-01"])
-    assert started == [[str(tmp_path / "bin" / "python"), "-m", "course", "run", "15-01"]]
+        environment.enter("run", ["15-01"])
+    assert "PYTHONHOME" not in os.environ
+    assert started == [[str(made / "python"), "-m", "course", "run", "15-01"]]
+    assert os.environ["PATH"].startswith(f"{made}{os.pathsep}")
 
 
-def test_hand_over_without_exec_passes_the_status_on(monkeypatch):
+def test_hand_over_without_exec_passes_the_status_on(monkeypatch, made):
     """The way of Windows, on any system."""
     monkeypatch.setattr(environment, "CAN_EXEC", False)
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    monkeypatch.setenv(environment.ARRIVED, "")
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda _: real([sys.executable, "-c", "import sys; sys.exit(7)"]))
-    assert environment.hand_over(Path(sys.executable), ["run"]) == 7
+    assert environment.enter("run", []) == 7
 
 
-def test_an_environment_that_starts_another_python_is_no_endless_loop(monkeypatch, tmp_path):
-    monkeypatch.setenv(environment.ARRIVED, "1")
-    with pytest.raises(environment.SetupError, match="clean --all"):
-        environment.is_running(tmp_path / ".venv" / "bin" / "python")
+def test_nothing_is_handed_over_in_the_environment_itself(monkeypatch, made):
+    monkeypatch.setattr(sys, "prefix", str(made.parent))
+    assert environment.enter("run", []) is None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -173,13 +182,17 @@ def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):
     assert env["JUPYTER_PREFER_ENV_PATH"] == "1"
 
 
-def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path):
+def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path, capsys):
     started = []
     monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append(command) or 0)
     assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-07", "--port", "8889"])) == 0
     assert "--LabApp.default_url=/lab/tree/15-07_cuda_memory_management_and_gpu_internals.ipynb" in started[0]
     assert started[0][-2:] == ["--port", "8889"]
     assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-77"])) == 2
+    draft = Selected("15-11", "A draft", tmp_path / "15-11_a_draft.ipynb")
+    monkeypatch.setattr(lab, "select", lambda names, book: [draft])
+    assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-11"])) == 2
+    assert "15-11 is not written yet" in capsys.readouterr().err
     assert len(started) == 1
 
 
@@ -187,8 +200,18 @@ def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path):
 def test_a_file_in_the_workbooks_place_is_said(tmp_path, capsys, make):
     (tmp_path / "w").write_text("mine")
     assert make(argparse.Namespace(output=tmp_path / "w", extra=[], notebooks=[])) == 2
-    streams = capsys.readouterr()
-    assert f"can't write in {tmp_path / 'w'}: File exists; name another --output" in streams.out + streams.err
+    assert f"can't write in {tmp_path / 'w'}: File exists; name another --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [lab.main, lab.workbook.main])
+def test_the_notebooks_own_folder_is_no_workbook(monkeypatch, capsys, make):
+    written = []
+    for name in ("make", "make_start_page"):
+        monkeypatch.setattr(lab.workbook, name, lambda *given: written.append(given))
+    folder = lab.syllabus.SYLLABUS_FILE.parent
+    assert make(argparse.Namespace(output=folder, extra=[], notebooks=[])) == 2
+    assert "holds the notebooks themselves; name another --output" in capsys.readouterr().err
+    assert written == []
 
 
 def test_clean_keeps_work_data_and_environment(tmp_path):
@@ -200,19 +223,30 @@ def test_clean_keeps_work_data_and_environment(tmp_path):
     for name in made + kept:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert len(clean.remove(tmp_path, data=False)) == 4
+    assert len(list(clean.remove(tmp_path, data=False))) == 4
     assert not any((tmp_path / name).exists() for name in made)
     assert all((tmp_path / name).exists() for name in kept)
-    clean.remove(tmp_path, data=True)
+    list(clean.remove(tmp_path, data=True))
     assert not (tmp_path / "datasets/full").exists()
     assert (tmp_path / "workbook/mine.ipynb").exists()
+
+
+def test_what_clean_cannot_remove_is_named(monkeypatch, tmp_path, capsys):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "executed").mkdir()
+    monkeypatch.setattr(clean, "ROOT", tmp_path)
+    monkeypatch.setattr(clean.shutil, "rmtree", refuse)
+    assert clean.main(argparse.Namespace(all=False, data=False)) == 1
+    assert f"{tmp_path / 'executed'} can't be removed: Permission denied" in capsys.readouterr().err
 
 
 def test_every_make_target_is_one_call_of_course():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in cli.COMMANDS:
-        if command not in ("new", "exercise"):  # they need arguments of their own
-            assert f"\n{command}:\n\t@$(PYTHON) -m course {command}" in makefile, command
+        line = rf"^{command}:\n\t@\$\(PYTHON\) -m course {command}( --\w+( all)?)? \$\(ARGS\)$"
+        assert re.search(line, makefile, re.MULTILINE), command
     runner = ROOT / ".ci" / "run"
     assert "make test" in runner.read_text(encoding="utf-8")
     assert os.name == "nt" or os.access(runner, os.X_OK)

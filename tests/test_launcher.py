@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shared import LaunchError, blame, launch
-from shared.launcher import default_backend
+from shared.launcher import _environment, default_backend
 
 pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
@@ -367,12 +367,16 @@ def test_an_interrupt_of_the_terminal_does_not_reach_the_ranks():
 
 def witness(call, how, done):
     """What rank 0 sees of a rank 1 that leaves the group or never comes: the kind of its failure."""
+    left = done.with_suffix(".left")
     if dist.get_rank() == 1:
         if how == "lost":
             dist.destroy_process_group()
+        left.touch()
         while not done.exists():
             time.sleep(0.01)
         return None
+    while not left.exists():  # a small send to who is still there succeeds
+        time.sleep(0.01)
     try:
         call(torch.ones(2))
     except RuntimeError as error:
@@ -512,6 +516,27 @@ def _appear(*files: Path) -> list[list[str]]:
     while not all(file.exists() for file in files) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [file.read_text().split() for file in files]
+
+
+def test_variables_may_come_and_go_while_a_launch_takes_them(monkeypatch):
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            os.environ["COMES_AND_GOES"] = "1"
+            del os.environ["COMES_AND_GOES"]
+
+    monkeypatch.setenv("STAYS", "yes")
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        sys.setswitchinterval(1e-6)
+        assert all(_environment()["STAYS"] == "yes" for _ in range(500))
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        thread.join(60)
 
 
 def test_launching_from_a_thread():

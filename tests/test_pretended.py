@@ -5,13 +5,18 @@ import threading
 
 import pytest
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
-from shared.pretended import pretended_accelerator
-
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def pretended_accelerator():
+    """As it is imported: it takes torch._dynamo along, 2 s that no other test needs."""
+    from shared import pretended
+
+    return pretended.pretended_accelerator()
+
 
 TWO = "Expected all tensors to be on the same device"
 NO_NUMPY = "can't convert .* device type tensor to numpy. Use Tensor.cpu"
@@ -110,7 +115,7 @@ MISTAKES = {
         "def work():\n"
         "    try: x + torch.ones(4, 3)\n"
         "    except RuntimeError as error: caught.append(error)\n"
-        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join(60)\n"
         "raise caught[0]",
         RuntimeError,
         TWO,
@@ -385,13 +390,15 @@ def test_a_forked_worker_cannot_use_the_device(monkeypatch):
 class OnDevice(torch.utils.data.Dataset):
     def __len__(self): return 1
     def __getitem__(self, i): return torch.zeros(2).to(device)
-list(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork"))"""
+list(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork", timeout=60))"""
     with pretended_accelerator() as device, pytest.raises(RuntimeError, match="in forked subprocess"):
         run(source, device)
     gc.collect()  # the loader, and with it its worker
 
 
 def test_torch_compile_sees_neither_the_model_nor_the_watch():
+    import torch._dynamo.utils
+
     torch._dynamo.utils.counters.clear()
     graphs = []
     with pretended_accelerator() as device, torch.no_grad():

@@ -234,10 +234,12 @@ def test_outputs_of_a_rehearsal_are_not_saved(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_setting_is_the_one_that_get_device_knows():
-    from shared import device
+def test_the_settings_are_those_that_shared_knows(monkeypatch):
+    from shared import device, timing
 
-    assert execution.REHEARSAL == {device.DEVICE_VARIABLE: device.PRETENDED}
+    assert execution.REHEARSAL[device.DEVICE_VARIABLE] == device.PRETENDED
+    monkeypatch.setenv("COURSE_TIMING", execution.REHEARSAL["COURSE_TIMING"])
+    assert timing.rough()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
         deadline = time.monotonic() + 60
         while not (tmp_path / "started").exists():
             assert time.monotonic() < deadline
-            assert process.poll() is None, process.stdout.read()
+            assert process.poll() is None, process.communicate(timeout=60)[0]
             time.sleep(0.1)
         while not sleepers(mark):  # its command line is empty for a moment after it has started
             assert time.monotonic() < deadline
@@ -392,9 +394,9 @@ def test_interrupt_ends_kernels_and_keeps_what_is_finished(tmp_path, sent):
     finally:
         if process.poll() is None:
             process.kill()
-            process.communicate(timeout=60)
             for pid in sleepers(mark):  # a failed test leaves nothing behind either
                 os.kill(pid, signal.SIGKILL)
+            process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "1 passed, 2 interrupted" in printed
     assert texts(tmp_path / "out" / "a.ipynb")["c0"] == "done\n"

@@ -63,6 +63,16 @@ def test_times_are_ordered_and_counted():
     assert timings["short"].calls >= 3
 
 
+def test_rough_times_take_a_tenth(monkeypatch):
+    calls = []
+    usual = compare({"": lambda: calls.append(1)}, seconds=0.05)[""].calls
+    monkeypatch.setenv("COURSE_TIMING", "rough")
+    hasty = compare({"": lambda: calls.append(1)}, seconds=0.05)[""]
+    assert len(calls) == usual + hasty.calls + 4  # two of each to warm up
+    assert hasty.calls < usual / 2
+    assert hasty.low <= hasty.median <= hasty.high
+
+
 def test_measure_uses_all_threads():
     before = torch.get_num_threads()
     seen = set()

@@ -15,7 +15,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import lab, start_page, syllabus, workbook
-from course.exercises import check_metadata
+from course.exercise_form import check_metadata
 from course.selection import select
 from shared.checks.feedback import CheckFailed, exercise
 from shared.progress import read_progress, show_progress

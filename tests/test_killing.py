@@ -1,0 +1,61 @@
+"""Functions in processes that are killed: what survives, and that they are done at last."""
+
+import time
+
+import pytest
+
+from shared.blame import LaunchError
+from shared.killing import kill_here, launch_killed, launch_until_done
+
+pytestmark = pytest.mark.processes
+
+
+def _slow_once(path, x):
+    if not path.exists():
+        path.touch()
+        time.sleep(20)  # far longer than the first delay
+    return x * x
+
+
+def _quick(x):
+    return x + 1
+
+
+def _dies():
+    kill_here()
+    return "alive"
+
+
+def _raises():
+    raise ValueError("mine")
+
+
+def _speaks_of_it():
+    raise RuntimeError("the worker was killed by SIGKILL")
+
+
+def _waits(path):
+    path.write_text("begun")
+    while True:
+        pass
+
+
+for function in (_slow_once, _quick, _dies, _raises, _speaks_of_it, _waits):
+    function.__module__ = "__main__"  # so they travel by value
+
+
+def test_a_process_is_killed_or_was_quicker(tmp_path):
+    assert launch_killed(_quick, 20.0, 1) == 2
+    assert launch_killed(_dies, 20.0) is None
+    assert launch_killed(_waits, 0.3, tmp_path / "it") is None
+    assert (tmp_path / "it").read_text() == "begun"
+    with pytest.raises(LaunchError, match="mine"):
+        launch_killed(_raises, 20.0)
+    with pytest.raises(LaunchError, match="the worker was killed"):
+        launch_killed(_speaks_of_it, 20.0)
+
+
+def test_what_is_killed_again_and_again_is_done_at_last(tmp_path):
+    seen = []
+    assert launch_until_done(_slow_once, [1.0, 15.0], tmp_path / "begun", 3, between=seen.append) == 9
+    assert seen == [1.0]
