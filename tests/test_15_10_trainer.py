@@ -709,6 +709,9 @@ state = t.rank_run(lesson, folder, 8, dies)
 if dist.get_rank() == 0:
     torch.save(state, folder / "end.pt")
 dist.destroy_process_group()
+if sys.platform == "linux":  # a thread of gloo that lets go of a tensor while Python ends aborts the rank, now and then
+    threads = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not any("gloo" in name for name in threads), threads
 """
 
 
@@ -748,7 +751,7 @@ def test_under_torchrun_two_ranks_equal_one_and_a_killed_run_resumes(lesson, tmp
             assert done.returncode != 0
             assert (tmp_path / name / "died").exists()
             done = subprocess.run(command, capture_output=True, text=True, **options)
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.returncode == 0, done.stderr
         found[name] = torch.load(tmp_path / name / "end.pt", weights_only=True)
         assert (tmp_path / name / "log-0" / "steps.csv").exists()
         assert not (tmp_path / name / "log-1").exists()
