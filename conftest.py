@@ -12,6 +12,8 @@ import gc
 import os
 import re
 import sys
+import tempfile
+import uuid
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 
 from course.fingerprint import fingerprint, surroundings, tests_fingerprint
+from course.kernels import connection
 
 # jsonschema's check of IRIs takes more than a second to import, in each worker; nbformat doesn't use it
 sys.modules.setdefault("rfc3987_syntax", None)
@@ -44,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Green(config))
     config.option.loadscopereorder = False  # xdist would put files with many tests first
+    if config.pluginmanager.hasplugin("nbval"):
+        import nbval.kernel
+
+        nbval.kernel.KernelManager = _kernel_manager
+
+
+def _kernel_manager(**settings: Any) -> Any:
+    """What nbval makes for a notebook."""
+    from jupyter_client import KernelManager
+
+    return KernelManager(**settings, **connection(Path(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}.json")))
 
 
 # --------------------------------------------------------------------------------------------------------------------

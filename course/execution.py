@@ -32,6 +32,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
 from course.files import write_whole
+from course.kernels import connection
 
 START_LIMIT = 120  # seconds for a kernel to answer for the first time
 INTERRUPT_LIMIT = 5  # seconds to wait for the traceback of an interrupted cell
@@ -242,8 +243,8 @@ class _Kernel:
         logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient's messages are in `progress`, too
         specs = _ThisPython()
         specs.command = command
-        self.manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
-        self.manager.connection_file = str(scratch / "connection.json")  # not in a home that may be read-only
+        place = connection(scratch / "connection.json")  # not in a home that may be read-only
+        self.manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs, **place)
         self.client = _Client(
             notebook, km=self.manager, timeout=None, startup_timeout=START_LIMIT, record_timing=False,
             iopub_timeout=30, allow_errors=False, on_cell_executed=_no_exit,

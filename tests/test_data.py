@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from tiny_data import (
     CIFAR_FOLDER,
@@ -32,6 +31,7 @@ from tiny_data import (
     write_files,
 )
 
+from course.execution import execute_blocking
 from shared import text
 from shared.data import ImageData, fetching, finding, load, load_cifar10, load_fashion_mnist
 from shared.data.arrays import SPLITS, DataError
@@ -419,7 +419,7 @@ spec, _ = tiny_fashion(folder / "own", addresses=({server.url!r},))
 print(load(spec, "train", root=folder / "root").source)
 """
         notebook = new_notebook(cells=[new_code_cell(source)])
-        NotebookClient(notebook, timeout=120, startup_timeout=120, record_timing=False).execute()
+        assert execute_blocking(notebook, tmp_path, timeout=120).failure is None
     outputs = notebook.cells[0].outputs
     assert {(output.output_type, output.get("name")) for output in outputs} == {("stream", "stdout")}
     assert "widgets" not in notebook.metadata

@@ -13,11 +13,12 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
+from course.environment import ROOT
+from course.execution import execute_blocking
 from shared.plotting import COLOURS, CYCLE, arrow, bars, box, curves, diagram, image_grid, show, use_course_style
 
 
@@ -51,7 +52,7 @@ def shown() -> nbformat.NotebookNode:
         """,
     ]
     notebook = new_notebook(cells=[new_code_cell("\n".join(map(str.strip, cell.splitlines()))) for cell in cells])
-    NotebookClient(notebook, timeout=120, startup_timeout=120, record_timing=False).execute()
+    assert execute_blocking(notebook, ROOT, timeout=120).failure is None
     return notebook
 
 

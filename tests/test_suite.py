@@ -122,6 +122,16 @@ def test_cells_that_did_not_all_pass_are_no_execution_that_passed(repository):
     assert (status, ran) == (1, cells("a")), said
 
 
+@pytest.mark.slow
+@pytest.mark.notebook
+@pytest.mark.skipif(os.name == "nt", reason="no sockets that are files")
+def test_nbvals_kernels_have_no_ports_that_something_else_may_take(repository):
+    second = "assert connect.get_connection_info(unpack=True)['transport'] == 'ipc'"
+    write(repository / "module" / "a.ipynb", "from ipykernel import connect", second)
+    status, ran, said = executed(repository, "module/a.ipynb")
+    assert (status, ran) == (0, cells("a")), said
+
+
 @pytest.mark.processes
 def test_a_failure_is_never_left_out_and_fresh_leaves_nothing_out(repository):
     good = (repository / "module" / "a.ipynb").read_text()
