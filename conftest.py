@@ -15,6 +15,7 @@ import sys
 import tempfile
 import uuid
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ sys.modules.setdefault("rfc3987_syntax", None)
 
 GREEN = "course/green"  # in pytest's cache: "KIND NOTEBOOK" → hash
 NOTEBOOKS = "tests/test_notebooks.py"  # executes them
-ONE_BY_ONE = (NOTEBOOKS, "tests/test_launcher.py")  # long, so any worker takes the next test of them
+LAUNCHES = "tests/test_launcher.py"  # long, but each worker that takes tests of it starts a server that imports PyTorch
 ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
 STARTED_WITH = dict(os.environ)  # an import may set more, in the workers: torch's inductor sets TORCHINDUCTOR_CACHE_DIR
 # long, and about no notebook of the course: not repeated when only those have changed
 ABOUT_TOOLS = {f"tests/test_{name}.py" for name in ("data_fetching", "launcher", "run", "suite")}
-ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")  # the longest first, so that no worker waits at the end
+# the longest first, so that no worker waits at the end; of a kind, what has the most tests
+ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     units: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         units[unit(item.nodeid)].append(item)
-    items[:] = [item for unit in sorted(units.values(), key=_place) for item in unit]
+    items[:] = [item for unit in sorted(units.values(), key=lambda unit: (_place(unit), -len(unit))) for item in unit]
     _mark_unchanged(config, items)
 
 
@@ -111,10 +113,14 @@ def pytest_unconfigure() -> None:
 
 
 def unit(nodeid: str) -> str:
-    """What one worker runs as a whole: a file, a test of the longest files, or all tests of one exercise's check."""
+    """What one worker runs as a whole: a file, half of one, one notebook's execution, one exercise's check."""
     file, _, test = nodeid.partition("::")
+    if file == NOTEBOOKS:
+        return nodeid
+    if file == LAUNCHES:
+        return f"{file} {zlib.crc32(test.encode()) % 2}"
     exercise = re.search(r"\[(\w+)", test) if file.startswith("tests/test_checks_") else None
-    return nodeid if file in ONE_BY_ONE else f"{file} {exercise[1]}" if exercise else file
+    return f"{file} {exercise[1]}" if exercise else file
 
 
 def _place(items: list[pytest.Item]) -> int:

@@ -63,6 +63,7 @@ def main(args: argparse.Namespace) -> int:
     # tests that call `python -m course` are in the environment already and must install nothing
     env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
     env.pop(NO_PLUGINS, None)  # nbval is one
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of some hundred processes compiles the project anew
     if _without_notebooks(written, rest):
         env[NO_PLUGINS] = "1"  # nbval, and what else is installed, takes a second to import in each worker
     status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
@@ -101,8 +102,8 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
     arguments = [] if without else list(NBVAL)
     if importlib.util.find_spec("xdist"):
         # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
-        workers, way = (2 * WORKERS, "worksteal") if without else (WORKERS, "loadfile")
-        arguments += ["-p", "xdist", "-n", str(workers), "--dist", way]
+        workers = 2 * WORKERS if without else WORKERS  # much of what is about no notebook is waiting
+        arguments += ["-p", "xdist", "-n", str(workers), "--dist", "loadfile"]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:

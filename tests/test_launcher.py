@@ -385,7 +385,7 @@ def witness(call, how, done):
         done.touch()
 
 
-@pytest.mark.parametrize("how", ["lost", "late"])
+@pytest.mark.parametrize("how", ["lost", pytest.param("late", marks=pytest.mark.slow)])
 def test_failures_for_want_of_another_rank_are_recognised(how, tmp_path):
     """In every collective; at once, so that the time-outs pass together."""
     calls = {name: call for name, call in CALLS.items() if name != "broadcast"}  # which rank 0 has not to wait for

@@ -10,6 +10,7 @@ import torch
 from course.environment import ROOT
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU to record")
 def test_without_a_gpu_nothing_is_written(tmp_path):
     command = [sys.executable, "-m", "module_15_advanced_pytorch_internals.recordings.record"]
