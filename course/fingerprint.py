@@ -22,7 +22,8 @@ EVERY_NOTEBOOKS = (
     "shared", "datasets/sample", "requirements.txt", "requirements-dev.txt", "constraints.txt", "pyproject.toml",
     "conftest.py",
 )  # fmt: skip
-TOOLS_DATA = (".ci", ".github", "templates", "Makefile")  # what else tests of the tools read
+# what tests of the tools read, too
+TOOLS_DATA = (".ci", ".github", "templates", "Makefile", "README.md", "datasets/README.md")
 MADE = {"__pycache__", ".ipynb_checkpoints"}
 
 

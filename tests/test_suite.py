@@ -216,7 +216,14 @@ def test_tests_of_the_tools_are_repeated_when_the_tools_change_or_what_notebooks
     assert quickly_executed(repository) == (0, set())
     write(repository / "module" / "c.ipynb", "new")
     assert quickly_executed(repository) == (0, ran)
-    for file in ("shared/helper.py", "course/run.py", "templates/a.ipynb", "tests/tiny.py", "tests/test_run.py"):
+    for file in (
+        "shared/helper.py",
+        "course/run.py",
+        "templates/a.ipynb",
+        "README.md",
+        "tests/tiny.py",
+        "tests/test_run.py",
+    ):
         (repository / file).parent.mkdir(exist_ok=True)
         (repository / file).write_text("def test_run():\n    assert 1\n")
         assert quickly_executed(repository) == (0, ran), file
