@@ -699,6 +699,7 @@ sys.path[:0] = [{root!r}, {tests!r}]
 from pathlib import Path
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 import test_15_10_trainer as t
 
 lesson = t.load_lesson()
