@@ -745,7 +745,7 @@ def test_under_torchrun_two_ranks_equal_one_and_a_killed_run_resumes(lesson, tmp
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command += [str(script), str(tmp_path / name)]
+        command += [f"--log-dir={tmp_path}", str(script), str(tmp_path / name)]
         options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 240}
         done = subprocess.run(command, capture_output=True, text=True, **options)
         if name == "killed":
