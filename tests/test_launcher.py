@@ -367,14 +367,17 @@ def test_an_interrupt_of_the_terminal_does_not_reach_the_ranks():
 
 def witness(call, how, done):
     """What rank 0 sees of a rank 1 that leaves the group or never comes: the kind of its failure."""
-    left = done.with_suffix(".left")
+    here, left = done.with_suffix(".here"), done.with_suffix(".left")
     if dist.get_rank() == 1:
+        while not here.exists():  # or rank 0, still about to connect, couldn't
+            time.sleep(0.01)
         if how == "lost":
             dist.destroy_process_group()
         left.touch()
         while not done.exists():
             time.sleep(0.01)
         return None
+    here.touch()
     while not left.exists():  # a small send to who is still there succeeds
         time.sleep(0.01)
     try:
