@@ -33,7 +33,7 @@ NOTEBOOKS = "tests/test_notebooks.py"  # executes them
 LAUNCHES = "tests/test_launcher.py"  # long, but each worker that takes tests of it starts a server that imports PyTorch
 ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
 STARTED_WITH = dict(os.environ)  # an import may set more, in the workers: torch's inductor sets TORCHINDUCTOR_CACHE_DIR
-# not short, and about no notebook of the course (they pass when all are empty): not repeated when only those have changed
+# not short, and about no notebook (they pass when all are empty): not repeated when only notebooks have changed
 TOOLS = ("cli", "data", "data_command", "data_decoding", "data_fetching", "environment", "killing", "launcher", "new")
 TOOLS += ("offline", "plotting", "pretended", "run", "suite")
 ABOUT_TOOLS = {f"tests/test_{name}.py" for name in TOOLS}
