@@ -482,7 +482,7 @@ PROMISES_SWISH = [
         "the old style",
     ),
     ("elementwise for any shape", "the value is x · sigmoid(x)", "flattens"),
-    ("floating-point dtype", "the value is x · sigmoid(x)", "returns float32"),
+    ("in bfloat16, float32 or float64", "the value is x · sigmoid(x)", "returns float32"),
     ("to that dtype's relative precision", "the gradient is grad_output · f'(x)", "gradient in float32"),
     ("to that dtype's relative precision", "the value is x · sigmoid(x)", "x beyond a threshold"),
     ("to that dtype's relative precision", "the value is x · sigmoid(x)", "value by tanh"),
@@ -500,7 +500,7 @@ PROMISES_SWISH = [
     ("`x` and `grad_output` stay as they are.", "x stays as it is", "clamps its input"),
     ("`x` and `grad_output` stay as they are.", "grad_output stays as it is", "reuses grad_output"),
 ]
-CONTEXT_SWISH = ["The check hands back your class"]
+CONTEXT_SWISH = ["If skipped, the check hands back a stand-in."]
 
 # ---------------------------------------------------------------- quantiser
 
@@ -675,11 +675,11 @@ _THROUGH = "the gradient is the incoming one where |x| <= 1, and 0 elsewhere"
 _BYTE = "keeps at most one byte for each element"
 PROMISES_QUANTISE = [
     ("Write `Quantise`, a Function", "is an autograd Function", "a function"),
-    ("for any number of them", _LEVEL, "by the sign"),
+    ("Write `Quantise`, a Function for 2 to 256", _LEVEL, "by the sign"),
     ("clamps `x` to $[-1, 1]$", _LEVEL, "no clamp"),
     ("rounds it to the nearest of `levels` evenly spaced values", _LEVEL, "rounds down"),
     ("the first is −1", _LEVEL, "from 0 to 1"),
-    ("`levels` is an int from 2 to 256", _LEVEL, "one level more"),
+    ("for 2 to 256", _LEVEL, "one level more"),
     ("Backward passes the incoming gradient on, exactly", _THROUGH, "scaled by the steps"),
     ("where $|x|\\le 1$", _THROUGH, "open interval"),
     ("gives zero elsewhere", _THROUGH, "identity"),
@@ -694,9 +694,9 @@ PROMISES_QUANTISE = [
 ]
 CONTEXT_QUANTISE = [
     "Sign has two levels.",
-    "`SignClipped` keeps four in float32.",
-    "The reference needs one",
-    "the cell below measures yours, and an eighth is possible.",
+    "`SignClipped` keeps four in float32, the reference one",
+    "the cell below measures yours",
+    "an eighth is possible.",
 ]
 
 
@@ -1076,7 +1076,7 @@ PROMISES_RECORDER = [
         "to_cpu=False leaves them on the output's device",
         "always to the CPU",
     ),
-    ("They must stay what they were when recorded", _CALLS, "shares memory"),
+    ("They stay what they were, even if", _CALLS, "shares memory"),
     (
         "A submodule that wasn't called has an empty list",
         "activations has the names asked for",
@@ -1352,7 +1352,7 @@ PROMISES_NORMS = [
     ("For each image of a batch the norm (N,) of its own loss's gradient.", _OWN_NORM, "without the root"),
 ]
 CONTEXT_NORMS = [
-    "How long is the gradient that each image of a batch sends?",
+    "How long is the gradient that each image sends?",
 ]
 
 

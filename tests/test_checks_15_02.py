@@ -469,7 +469,7 @@ PROMISES_BUCKET = [
         "one generator for ever",
     ),
     (
-        "each pair of seed and epoch gives others",
+        "each pair of seed and epoch shuffles anew",
         "another epoch, or another seed, gives others",
         "seed and epoch added",
     ),

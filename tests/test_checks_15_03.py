@@ -292,9 +292,9 @@ _DELETES = "del removes the name, or raises AttributeError"
 PROMISES_REGISTRATION = [
     ("Write `CarefulModule`, derived from `MiniModule`", "is derived from MiniModule", "not derived"),
     ("a name is held in one place at most", _TAKES, "leaves the buffer"),
-    ("A MiniModule in which a name is held in one place at most.", _TAKES, "leaves the buffer"),
-    ("a parameter takes the name over from wherever it was", _TAKES, "leaves the buffer"),
-    ("an ordinary attribute included", _TAKES, "leaves the ordinary attribute"),
+    ("A MiniModule in which assignment leaves a name in one place at most.", _TAKES, "leaves the buffer"),
+    ("a parameter takes the name over from the tables", _TAKES, "leaves the buffer"),
+    ("and the ordinary attributes", _TAKES, "leaves the ordinary attribute"),
     ("so does a module, except from a parameter", _REFUSES, "a module takes a parameter's name"),
     (
         "for the name of a buffer, a tensor replaces it and it stays a buffer",
@@ -319,7 +319,7 @@ PROMISES_REGISTRATION = [
     ),
 ]
 CONTEXT_REGISTRATION = [
-    "`register_buffer` stays as it is.",
+    "`register_buffer` stays as it is, unchecked.",
     "`MiniModule` goes wrong when a name is used again",
     "a parameter assigned over a buffer",
 ]
@@ -671,7 +671,7 @@ PROMISES_SUMMARY = [
     ("run `model(*args, **kwargs)` once (the model itself, not a copy)", "runs the model once", "a copy runs"),
     ("run `model(*args, **kwargs)` once", "runs the model once", "a warm-up"),
     ("return a list with one dictionary for each call of a leaf", _KEYS, "a tuple of rows"),
-    ("(a module without children), in the order of the calls", _ROWS, "sorted by name"),
+    ("(a module without children) that returns, in this order", _ROWS, "sorted by name"),
     ("Its keys", _KEYS, "a key less"),
     ("name, kind, shapes, parameters, flops, seconds.", _KEYS, "a key less"),
     ("the first name of the module in `named_modules()`", _ROWS, "last names"),
@@ -936,7 +936,7 @@ PROMISES_GROUPS = [
     ('and `""` is the model itself', _RATES, "the model is no layer"),
     ("`layers` stays as it is", "layers stays as it is", "turns layers around"),
     ("A tied parameter counts under its first name", _IN_ONE, "tied ones twice"),
-    ("rates that fall towards the input, no decay on norms and biases.", _RATES, "the other way round"),
+    ("a rate by layer, no decay on norms and below two dimensions.", _RATES, "the other way round"),
 ]
 CONTEXT_GROUPS = ["Groups for an optimizer:", 'such as `["stem"']
 
@@ -1529,7 +1529,7 @@ PROMISES_SURGERY = [
     ("`classes` says which of the old classes its outputs are, in order", _GREY, "sorted classes"),
     ("`load_state_dict` accepts the result without `strict=False`", _ACCEPTS, "prefix left"),
     ("every key of `target`, no other, each in the shape that `target` has", _ACCEPTS, "a key more"),
-    ("Width, depth, grid and the checkpoint's number of channels may be any.", _ACCEPTS, "ten blocks at most"),
+    ("Width, depth (not 0), grid and the checkpoint's number of channels may be any.", _ACCEPTS, "ten blocks at most"),
     (
         "For the same grid the net computes what the old one does with the grey image in all of its channels",
         _GREY,
@@ -1549,7 +1549,7 @@ PROMISES_SURGERY = [
     ("such as a block that `target` hasn't got", _LEFT, "drops blocks"),
     ("or a second key for the same place, without the prefix", _LEFT, "the last of two keys"),
     ("for a key of `target` that nothing fills", _MISSING, "missing ignored"),
-    ("for one whose tensor doesn't get the shape it has in `target`", _SHAPED, "no look at shapes"),
+    ("for one whose tensor gets another shape than in `target`", _SHAPED, "no look at shapes"),
     ("The checkpoint of a compiled FusedViT as a state dict for the SplitViT with `target`.", _GREY, "interleaved"),
 ]
 CONTEXT_SURGERY = [
