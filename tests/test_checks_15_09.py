@@ -162,7 +162,7 @@ _ZERO, _FLAT = "a uniform image has the value 0", "a uniform image has the gradi
 PROMISES_CONTRAST = [
     ("for an image whose contrast is 0.001 or more, value", _VALUE, "a large eps"),
     ("and gradient are those of `broken_contrast` (to 1 part in 1,000)", _SLOPE, "detached"),
-    ("for a uniform image (all values the same) the value", _ZERO, "a floor for uniform images"),
+    ("for a uniform image (all values the same, within ±100) the value", _ZERO, "a floor for uniform images"),
     ("and the gradient are 0 (to 1e-4)", _FLAT, "where behind the root"),
     (
         "one image of a batch doesn't change the gradient of another",
@@ -1190,7 +1190,7 @@ PROMISES_PAIR = [
     ("without gradients from before", _SAME, "old gradients"),
     ("and measures in evaluation mode", _MODE9, "measured in training mode"),
     ("the caller's `images` and `labels` stay as they were", _STAY, "in place once"),
-    ("also while it runs, so that a second call does the same", _STAY, "in place, put back"),
+    ("also while it runs, so that a second call finds the same", _STAY, "in place, put back"),
     ("it returns one Python float for each epoch", _EACH, "tensors"),
     (
         "Train on all images but the first `held`, standardised with mean and deviation of each channel "

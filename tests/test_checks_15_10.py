@@ -1119,10 +1119,10 @@ _DISK, _DAMAGE = (
 _TMP, _ENTRY = "the other name is path with .tmp, and is gone", "the folder's entry is on the disk when write returns"
 PROMISES_FILE = [
     ("Write `CheckpointFile(path)`.", _BACK, "no read"),
-    ("`write(state)` stores what `torch.save` can store, `read()` returns it.", _BACK, "reads a copy from memory"),
+    ("`write(state)` stores what `torch.save` can, `read()` returns what 4 allows.", _BACK, "reads a copy from memory"),
     ("A state in a file that is either whole or not there.", _MOMENT, "in place"),
     (
-        "At any moment of `write` the file at `path` is the one before, whole, or the new one, whole:",
+        "At any moment of `write` (one at a time) the file at `path` is the one before, whole, or the new one, whole:",
         _MOMENT,
         "in place",
     ),
@@ -1136,7 +1136,7 @@ PROMISES_FILE = [
     ("Nothing stays open", "nothing stays open", "the folder stays open"),
     ("whatever is raised", "nothing stays open", "open when fsync raises"),
     (
-        "A second name that you need on the way is `path` with `.tmp` behind it, in the same folder;",
+        "A second name on the way is `path` with `.tmp` behind it, in the same folder;",
         _TMP,
         "another name",
     ),
@@ -1386,7 +1386,7 @@ PROMISES_GROUPS = [
     ("behind things that are no tensors", _NESTED, "first place only"),
     ("`last` is `True` for the last batch of a group, else `False`.", _LAST, "last by the count"),
     ("It reads at most `count` batches ahead of what it has yielded", _AHEAD, "reads all first"),
-    ("and lets go of groups that are over", _AHEAD, "keeps all batches"),
+    ("and holds two groups at most", _AHEAD, "keeps all batches"),
     ("With `count=1` it reads no batch before the one that it yields was used.", _AHEAD, "reads one more"),
     ("`ValueError` for a `count` below 1, raised at the first `next`;", _REFUSED, "any count"),
     ("also for a batch without such a tensor", _REFUSED, "a TypeError"),
@@ -1681,10 +1681,10 @@ PROMISES_TRAINER = [
     ("It is a snapshot", "is a snapshot", "no snapshot"),
     ("later steps don't change it", "is a snapshot", "a shallow one"),
     ("and taking it changes nothing", _LOOKS, "evaluation mode while it saves"),
-    ("`load_state_dict(state)` puts all of it back", _PUT, "without the optimizer"),
+    ('`load_state_dict(state)` puts all but `"place"` back', _PUT, "without the optimizer"),
     ("the generators included", _BITS, "generators are not put back"),
     ("`ValueError`, before anything was changed", _OTHER, "refused too late"),
-    ("if the callbacks' types are not those that were saved, in order", _OTHER, "in any order"),
+    ("if the callbacks' type names are not those saved, in order", _OTHER, "in any order"),
     ("`generator_states()` holds Python's, NumPy's and PyTorch's global generators", _DRAW, "NumPy's is left out"),
     (
         "that of the accelerator `self.device`, if it is one",
