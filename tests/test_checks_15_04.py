@@ -298,7 +298,7 @@ PROMISES_SMOOTHING = [
     ("The inputs stay as they are.", "the inputs stay as they are", "logits shifted in place"),
     ("A logit of minus infinity masks a class", _MASKED, "no infinity"),
     ("with `epsilon=0` that costs nothing unless it is the label's", _MASKED, "0 times infinity"),
-    ("A NaN gives NaN.", _MASKED, "a NaN is 0"),
+    ("A NaN that counts gives NaN.", _MASKED, "a NaN is 0"),
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
     (
         "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
@@ -306,7 +306,7 @@ PROMISES_SMOOTHING = [
         "epsilon not taken away",
     ),
     ("without calling it or `F.nll_loss`", _WITHOUT, "PyTorch's own"),
-    ("`logits` are `(N, C)` or `(N, C, d1, …)`, `labels` the class numbers", _EACH, "picked from the last dimension"),
+    ("`logits` are `(N, C)` or `(N, C, d1, …)`, `labels` int64 class numbers", _EACH, "picked from the last dimension"),
     ("they enter both terms of the formula and the mean", _WEIGHTS, "weights in the first term only"),
     ("Entries whose label is `ignore_index` cost 0 and count in no mean", _IGNORED, "ignored counts in the mean"),
     ("the number may be any, also one that no class has", _IGNORED, "clamped labels"),
@@ -502,7 +502,7 @@ PROMISES_NTXENT = [
     ("the mean of $\\ell_i$ over all $2N$ views", _LOOP, "one side only"),
     ("row $i$ of both comes from the same image", _LOOP, "neighbours as partners"),
     (
-        "Rows needn't have length 1: the similarity is that of their directions.",
+        "Rows have lengths of $10^{-10}$ to $10^{10}$: the similarity is that of their directions.",
         "the length of a row doesn't matter",
         "one length for all",
     ),
@@ -836,7 +836,7 @@ PROMISES_VARIANCE = [
     ("`count` is the number of values, an `int`", _BATCHES, "count as a tensor"),
     ("`mean` their mean, 0-d", _BATCHES, "a mean of means"),
     ("`variance(correction=1)` is $M/(n-\\text{correction})$", _CORRECTION, "correction ignored"),
-    ("a 0-d tensor as `torch.var` gives it, NaN where $n\\le$ `correction`", _CORRECTION, "zero for too few"),
+    ("a 0-d tensor as `torch.var` gives it, but NaN where $n\\le$ `correction`", _CORRECTION, "zero for too few"),
     ("Asking changes nothing.", _BATCHES, "divides once more"),
     (
         "Values around 1,000 with deviation 0.1 have their variance right to 1 % in float32",
@@ -1763,7 +1763,7 @@ PROMISES_EMA = [
     ("and nothing is changed", _DIFFER, "checks while it writes"),
     ("Averages that swap in and resume.", _BITS, "updates lost"),
     ("The model has the averages inside, and its own values afterwards.", _INSIDE, "does nothing"),
-    ("A snapshot of all that the next update depends on.", _GIVES, "the model's values"),
+    ("A snapshot of all that updates change.", _GIVES, "the model's values"),
     ("Go on from a snapshot.", _BITS, "updates added"),
 ]
 CONTEXT_EMA = ["`applied()` is a context manager.", "`load_state_dict(state)` goes on from there:"]

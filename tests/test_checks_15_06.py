@@ -1155,7 +1155,7 @@ PROMISES_BACKEND = [
         "loosely",
     ),
     (
-        "and writes the same into the inputs and into the tensors that the graph holds",
+        "and writes the same into the inputs and into the tensors of its state dict",
         "the same is written",
         "outputs alone",
     ),
