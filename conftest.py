@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 import tempfile
 import uuid
 import warnings
@@ -25,17 +24,14 @@ import pytest
 from course.fingerprint import fingerprint, surroundings, tests_fingerprint
 from course.kernels import connection
 
-# jsonschema's check of IRIs takes more than a second to import, in each worker; nbformat doesn't use it
-sys.modules.setdefault("rfc3987_syntax", None)
-
 GREEN = "course/green"  # in pytest's cache: "KIND NOTEBOOK" → hash
 NOTEBOOKS = "tests/test_notebooks.py"  # executes them
 LAUNCHES = "tests/test_launcher.py"  # long, but each worker that takes tests of it starts a server that imports PyTorch
 ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
 STARTED_WITH = dict(os.environ)  # an import may set more, in the workers: torch's inductor sets TORCHINDUCTOR_CACHE_DIR
 # not short, and about no notebook (they pass when all are empty): not repeated when only notebooks have changed
-TOOLS = ("cli", "data", "data_command", "data_decoding", "data_fetching", "environment", "killing", "launcher", "new")
-TOOLS += ("offline", "plotting", "pretended", "run", "suite")
+TOOLS = ("cli", "data", "data_command", "data_decoding", "data_fetching", "environment", "killing", "launcher")
+TOOLS += ("mutants", "new", "offline", "plotting", "pretended", "run", "suite")
 ABOUT_TOOLS = {f"tests/test_{name}.py" for name in TOOLS}
 # the longest first, so that no worker waits at the end; of a kind, what has the most tests
 ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")

@@ -78,7 +78,9 @@ def tests_fingerprint(tests: Path, notebook: Path | None, around: str, root: Pat
     digest = hashlib.sha256(about.encode())
     files = [*_files(root / "course"), *sorted(root.glob("module*/syllabus.toml")), tests]
     files += (file for file in _files(root / "tests") if file.suffix == ".py" and not file.name.startswith("test_"))
-    if notebook is None:
+    if notebook:
+        files += sorted((root / "tests" / "mutants").glob(f"{notebook.stem.partition('_')[0]}.json"))
+    else:
         files += (file for name in TOOLS_DATA for file in _files(root / name))
         digest.update(repr(sorted(path.name for path in root.glob("module*/*.ipynb"))).encode())
     for file in files:

@@ -99,7 +99,7 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
     To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
     """
     without = _without_notebooks(notebooks, extra)
-    arguments = [] if without else list(NBVAL)
+    arguments = ["-p", "course.fast_start", *([] if without else NBVAL)]
     if importlib.util.find_spec("xdist"):
         # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
         workers = 2 * WORKERS if without else WORKERS  # much of what is about no notebook is waiting

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from course import exercise_form
+from course import exercise_form, mutate
+from course.mutant_trials import prepare, targets
 from shared.checks.feedback import RAISED, Exercise, Item, Result, exercises_of
 
 MODULE = Path(__file__).parent.parent / "module_15_advanced_pytorch_internals"
@@ -138,6 +139,22 @@ class CheckProtocol:
         assert capsys.readouterr().out.count("not attempted yet") == 1
         self.hold_stand_in(name, stand_in)
 
+    @pytest.mark.slow
+    def test_what_is_kept_of_its_mutants_is_explained_and_of_the_present_answers_and_checks(self):
+        kept, present = mutate.load(self.TOPIC), targets(_path(self.TOPIC))
+        assert list(kept) == [target.cell for target in present], f"run python -m course mutate {self.TOPIC}"
+        for cell, record in kept.items():
+            assert not record.unexplained, f"{cell}: {record.unexplained}"
+            assert record.mutants == record.caught + len(record.survivors)
+        changed = [target for target in present if kept[target.cell].digest != target.digest]
+        prepare(changed)
+        for target in changed:
+            earlier, record = kept[target.cell], mutate.run(target, workers=1)
+            mutate.keep_reasons(record, earlier)
+            assert not record.unexplained, f"{target.cell}: the check accepts {record.unexplained}"
+            counts, before = (record.mutants, record.caught), (earlier.mutants, earlier.caught)
+            assert counts == before, f"{target.cell}: run python -m course mutate {self.TOPIC}, commit what it keeps"
+
     def hold_stand_in(self, name: str, stand_in: Any) -> None:
         """Assert what the cells below need of a stand-in; a topic without stand-ins needs nothing."""
 
@@ -158,10 +175,15 @@ def _gets_through(result: Result, *, guard: bool) -> bool:
 # ---------------------------------------------------------------- the notebook's texts
 
 
+def _path(topic: str) -> Path:
+    (path,) = MODULE.glob(f"{topic}_*.ipynb")
+    return path
+
+
 @cache
 def _cells(topic: str) -> dict[str, str]:
-    (path,) = MODULE.glob(f"{topic}_*.ipynb")
-    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+    cells = json.loads(_path(topic).read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in cells}
 
 
 @cache

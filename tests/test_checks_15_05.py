@@ -1070,6 +1070,9 @@ WRONG_COND = {
     "other dtypes in a branch": (LiftsInFloat, "accepts it"),
     "where": (WithWhere, "branch of torch.cond"),
     "all three are computed": (AllComputed, "branch of torch.cond"),
+    # only one item catches these two: first, or each that two items catch costs one more run of the check
+    "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
+    "counts otherwise in the program": (CountsExported, "dark counts"),
     "half is a negative": (variant("cond", ("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
     "a tenth is dark": (
         variant("cond", ("torch.cond(level < 0.1,", "torch.cond(level <= 0.1,")),
@@ -1089,8 +1092,6 @@ WRONG_COND = {
         "takes each way",
     ),
     "only when exported": (OnlyExported, "plain Python"),
-    "counts otherwise in the program": (CountsExported, "dark counts"),
-    "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "on flattened images": (Flattened, "branch of torch.cond"),
     "masks on flattened images": (FlattenedByMasks, "branch of torch.cond"),

@@ -1,4 +1,7 @@
-"""Mutants of answers: which there are, that each is tried safely, and that the kept results are those of the checks."""
+"""Mutants of answers: which there are, that each is tried safely, and what is kept of it.
+
+That the kept results of a topic are those of its checks is held by check_protocol.py.
+"""
 
 import ast
 import json
@@ -20,34 +23,7 @@ from course.mutants import mutants
 from course.selection import select
 
 TOPICS = [topic for topic in select([], syllabus.load()) if topic.path.is_file()]
-FINISHED = [topic for topic in TOPICS if not syllabus.load().topics[topic.topic].is_draft]
-
-
-# ---------------------------------------------------------------- the kept results
-
-
-@pytest.mark.parametrize("topic", FINISHED, ids=lambda topic: topic.label)
-def test_what_is_kept_of_a_topic_is_complete_and_explained(topic):
-    kept = mutate.load(topic.label)
-    assert list(kept) == [target.cell for target in targets(topic.path)], f"run python -m course mutate {topic.label}"
-    for cell, record in kept.items():
-        assert not record.unexplained, f"{cell}: {record.unexplained}"
-        assert record.mutants == record.caught + len(record.survivors)
-
-
-@pytest.mark.slow
-@pytest.mark.notebook
-@pytest.mark.parametrize("topic", FINISHED, ids=lambda topic: topic.label)
-def test_kept_results_are_those_of_the_present_answers_and_checks(topic):
-    kept = mutate.load(topic.label)
-    changed = [target for target in targets(topic.path) if kept[target.cell].digest != target.digest]
-    prepare(changed)
-    for target in changed:
-        earlier, record = kept[target.cell], mutate.run(target, workers=1)
-        mutate.keep_reasons(record, earlier)
-        assert not record.unexplained, f"{target.cell}: the check accepts {record.unexplained}"
-        counts, before = (record.mutants, record.caught), (earlier.mutants, earlier.caught)
-        assert counts == before, f"{target.cell}: run python -m course mutate {topic.label} and commit what it keeps"
+TEMPLATE = ROOT / "templates" / "TEMPLATE_ALGORITHM.ipynb"
 
 
 # ---------------------------------------------------------------- which mutants there are
@@ -242,10 +218,9 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook):
 
 
 def test_the_digest_of_a_topic_holds_its_check_and_the_feedback(monkeypatch):
-    path = next(topic.path for topic in TOPICS)
     modules, original = [], mutant_trials._module
     monkeypatch.setattr(mutant_trials, "_module", lambda name: modules.append(name) or original(name))
-    first = [target.digest for target in targets(path)]
+    first = [target.digest for target in targets(TEMPLATE)]
     assert {name.rpartition(".")[2] for name in modules} >= {"feedback"}
     check = modules[0]
 
@@ -257,7 +232,7 @@ def test_the_digest_of_a_topic_holds_its_check_and_the_feedback(monkeypatch):
         return tree
 
     monkeypatch.setattr(mutant_trials, "_module", with_a_changed_check)
-    changed = [target.digest for target in targets(path)]
+    changed = [target.digest for target in targets(TEMPLATE)]
     assert [a == b for a, b in zip(first, changed, strict=True)].count(False) == 1
 
     def with_a_changed_feedback(name):
@@ -267,7 +242,7 @@ def test_the_digest_of_a_topic_holds_its_check_and_the_feedback(monkeypatch):
         return tree
 
     monkeypatch.setattr(mutant_trials, "_module", with_a_changed_feedback)
-    assert not set(first) & {target.digest for target in targets(path)}
+    assert not set(first) & {target.digest for target in targets(TEMPLATE)}
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,9 @@ def test_tests_about_one_notebook_are_repeated_when_something_they_depend_on_has
     assert quickly_executed(repository) == (0, tests[2]), "what had failed is no whole"
     files[1].write_text(TESTS.format(1) + "\n")
     assert quickly_executed(repository) == (0, tests[1])
+    (repository / "tests" / "mutants").mkdir()
+    (repository / "tests" / "mutants" / f"{notebooks[1].stem.split('_')[0]}.json").write_text("{}")
+    assert quickly_executed(repository) == (0, tests[1])
     for helper in ("tests/protocol.py", "course/answers.py", "shared/helper.py", "module/syllabus.toml"):
         (repository / helper).parent.mkdir(exist_ok=True)
         (repository / helper).write_text("x = 3\n")
