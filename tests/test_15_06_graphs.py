@@ -1,7 +1,9 @@
 """What 15-06 builds: the small tracer, fusion, quantizers, passes, against PyTorch's own and brute force."""
 
+import contextlib
 import copy
 import json
+import operator
 from types import SimpleNamespace
 
 import pytest
@@ -161,6 +163,16 @@ class TestFakeQuant:
             own.rounding = True
             assert torch.equal(channel, own(row))
 
+    def test_an_empty_batch_widens_no_range(self, lesson):
+        for axis in (None, 1):
+            grid = lesson.FakeQuant(axis=axis)
+            assert grid(torch.zeros(0, 2)).shape == (0, 2)
+            grid(torch.tensor([[3.0, -5.0]]))
+            before = grid.grid()
+            grid.rounding = True
+            assert grid(torch.zeros(0, 2)).shape == (0, 2)
+            assert all(map(torch.equal, grid.grid(), before))
+
 
 class TestQuantizedNet:
     def test_integers_compute_what_fake_quantization_does(self, lesson):
@@ -250,6 +262,26 @@ class TestPasses:
         writes = "normal_ add__tensor dropout embed parametrized batch_norm hooked own"
         assert [name for name, kind in found.items() if kind == "writes"] == writes.split()
         assert {name for name, kind in found.items() if kind == "random"} == set(random.split())
+
+    def test_operators_that_change_their_first_operand_write(self, lesson):
+        """As graphs of torch.compile hold them; a symbolic trace has none."""
+        others = {"setitem": (0, 7), "iconcat": ([7],), "delitem": (0,)}
+        writing, changed = set(), set()
+        for name, function in vars(operator).items():
+            if type(function) is not type(operator.add) or name.startswith("_"):
+                continue
+            graph = fx.Graph()
+            node = graph.call_function(function, (graph.placeholder("x"), 2))
+            kind = lesson.effect(None, node)
+            assert kind in ("writes", "none")
+            writing |= {name} if kind == "writes" else set()
+            for first in (torch.tensor([3, 4]), torch.tensor([3.0, 4.0]), [3, 4]):
+                before = list(copy.deepcopy(first))
+                with contextlib.suppress(Exception):
+                    function(first, *others.get(name, (2,)))
+                changed |= {name} if list(first) != before else set()
+        assert writing == changed | {"imatmul"}  # tensors of PyTorch have no @= of their own, those of others may
+        assert {"iadd", "ifloordiv", "ipow", "imod", "iand", "ilshift", "setitem", "iconcat"} <= changed
 
     def test_verified_tells_of_nan(self, lesson):
         gm = fx.symbolic_trace(lesson.Case(lambda x: (x, x * float("nan"))))

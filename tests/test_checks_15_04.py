@@ -127,6 +127,10 @@ WRONG_SMOOTHING = {
         variant("smoothing", (_KEPT, _KEPT + "\n    loss = torch.where(loss.isnan(), 0.0, loss)")),
         "masked classes",
     ),
+    "a NaN in an ignored entry": (
+        variant("smoothing", (_KEPT, "loss = torch.where(kept | loss.isnan(), loss, 0.0)")),
+        "masked classes",
+    ),
     "soft targets for PyTorch": (
         lambda z, y, e=0.1, w=None, i=-100, reduction="mean", **k: _soft(z, y, e, w, i, reduction, **k),
         "without cross_entropy",
@@ -299,6 +303,7 @@ PROMISES_SMOOTHING = [
     ("A logit of minus infinity masks a class", _MASKED, "no infinity"),
     ("with `epsilon=0` that costs nothing unless it is the label's", _MASKED, "0 times infinity"),
     ("A NaN that counts gives NaN.", _MASKED, "a NaN is 0"),
+    ("A NaN that counts", _MASKED, "a NaN in an ignored entry"),
     ("in value, dtype, shape and gradient", "gradients", "no gradient"),
     (
         "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
@@ -707,6 +712,10 @@ WRONG_VARIANCE = {
         variant("variance", ("self.count = total", "self.count = torch.tensor(total)")),
         "count, mean and variance",
     ),
+    "count as a number of NumPy": (
+        variant("variance", ("self._add(values.numel(), mean", "self._add(np.prod(values.shape, dtype=int), mean")),
+        "got: +int64",
+    ),
     "divides once more": (
         variant(
             "variance", ("        return self.m2 /", "        self.m2 = self.m2 * 0.5\n        return 2 * self.m2 /")
@@ -834,6 +843,7 @@ PROMISES_VARIANCE = [
     ("which may be nothing", _MERGING, "an empty one is merged"),
     ("`other` stays as it is", _MERGING, "merging moves"),
     ("`count` is the number of values, an `int`", _BATCHES, "count as a tensor"),
+    ("an `int`", _BATCHES, "count as a number of NumPy"),
     ("`mean` their mean, 0-d", _BATCHES, "a mean of means"),
     ("`variance(correction=1)` is $M/(n-\\text{correction})$", _CORRECTION, "correction ignored"),
     ("a 0-d tensor as `torch.var` gives it, but NaN where $n\\le$ `correction`", _CORRECTION, "zero for too few"),

@@ -132,6 +132,39 @@ WRONG_REPLACE = {
         "all other calls stay",
     ),
     "writes into the model": (replace_and_write, "model stays as it is"),
+    "frozen": (
+        variant("replace", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(False)\n")),
+        "model stays as it is",
+    ),
+    "in evaluation mode": (
+        variant("replace", ("    gm.recompile()\n", "    gm.recompile()\n    gm.eval()\n")),
+        "model stays as it is",
+    ),
+    "in training mode": (
+        variant("replace", ("    gm.recompile()\n", "    gm.recompile()\n    gm.train()\n")),
+        "model stays as it is",
+    ),
+    "a hook is left": (
+        variant(
+            "replace",
+            ("    gm.recompile()\n", "    gm.recompile()\n    model.register_forward_hook(lambda m, a, o: o)\n"),
+        ),
+        "model stays as it is",
+    ),
+    "a copy in evaluation mode": (
+        variant("replace", ("fx.symbolic_trace(model)", "fx.symbolic_trace(copy.deepcopy(model).eval())")),
+        "all other calls stay",
+    ),
+    "a copy in training mode": (
+        variant("replace", ("fx.symbolic_trace(model)", "fx.symbolic_trace(copy.deepcopy(model).train())")),
+        "all other calls stay",
+    ),
+    "a frozen copy": (
+        variant(
+            "replace", ("fx.symbolic_trace(model)", "fx.symbolic_trace(copy.deepcopy(model).requires_grad_(False))")
+        ),
+        "all other calls stay",
+    ),
     "modules left": (variant("replace", ("    gm.delete_all_unused_submodules()\n", "")), "holds no nn.ReLU"),
     "by name": (
         variant("replace", (_IS_RELU, '"ReLU" in type(gm.get_submodule(n.target)).__name__')),
@@ -166,8 +199,12 @@ PROMISES_REPLACE = [
     ("A ReLU may be written as `nn.ReLU`", _PLACE, "F.relu only"),
     ("with its input given by the keyword `input`", "takes any traceable model", "args only"),
     ("Everything else stays", "all other calls stay", "one call more"),
+    ("Everything else stays", "all other calls stay", "a copy in evaluation mode"),
+    ("Everything else stays", "all other calls stay", "a frozen copy"),
     ("other activations such as `nn.ReLU6` too", "other activations stay", "by name"),
     ("`model` stays as it is", "model stays as it is", "writes into the model"),
+    ("`model` stays as it is", "model stays as it is", "frozen"),
+    ("`model` stays as it is", "model stays as it is", "in training mode"),
     ("the result holds no `nn.ReLU` any more", "the result holds no nn.ReLU", "modules left"),
     ("The traced model with each ReLU replaced by a call of `new`.", _PLACE, "no method"),
 ]
@@ -355,6 +392,8 @@ WRONG_FLOPS = {
         variant("flops", ('args[0] if args else kwargs["input"]', 'kwargs["input"] if node.target is torch.bmm and not args else args[0]')),
         "IndexError",
     ),
+    "training mode": (variant("flops", ("    with torch.no_grad():", "    gm.train()\n    with torch.no_grad():")), "model stays"),
+    "freezes": (variant("flops", ("    with torch.no_grad():", "    gm.requires_grad_(False)\n    with torch.no_grad():")), "model stays"),
     "evaluation mode": (variant("flops", ("    with torch.no_grad():", "    gm.eval()\n    with torch.no_grad():")), "model stays"),
     "left off": (variant("flops", ("    with torch.no_grad():\n        Counter(gm).run(*inputs)\n", "    torch.set_grad_enabled(False)\n    Counter(gm).run(*inputs)\n")), "no gradients"),
 }  # fmt: skip
@@ -377,6 +416,7 @@ PROMISES_FLOPS = [
     ),
     ("Strides, groups and dilation have their effect.", "strides, groups and dilation", "in_channels"),
     ("and stays as it is", "model stays as it is", "evaluation mode"),
+    ("and stays as it is", "model stays as it is", "freezes"),
     ("`model` may be a `GraphModule` already", "a GraphModule may be given", "traced anew"),
     (
         "No gradients are recorded.",
@@ -452,6 +492,23 @@ WRONG_CSE = {
     "a module": (wrapping(ANSWERS["eliminate_common_subexpressions"]), "GraphModule"),
     "hashes the arguments": (variant("cse", (_KEY, "node.args, tuple(sorted(node.kwargs.items()))")), "unhashable|differ|constants"),
     "lists refused": (variant("cse", (_KEY, "hash(tuple(node.args)), repr(sorted(node.kwargs.items()))")), "takes any GraphModule"),
+    "frozen": (variant("cse", ("fx.GraphModule(gm, graph)", "fx.GraphModule(gm, graph).requires_grad_(False)")), "gm stays as it is"),
+    "in evaluation mode": (variant("cse", ("fx.GraphModule(gm, graph)", "fx.GraphModule(gm, graph).eval()")), "gm stays as it is"),
+    "in training mode": (variant("cse", ("fx.GraphModule(gm, graph)", "fx.GraphModule(gm, graph).train()")), "gm stays as it is"),
+    "a copy in evaluation mode": (variant("cse", ("fx.GraphModule(gm, graph)", "fx.GraphModule(copy.deepcopy(gm).eval(), graph)")), "outputs stay"),
+    "a frozen copy": (variant("cse", ("fx.GraphModule(gm, graph)", "fx.GraphModule(copy.deepcopy(gm).requires_grad_(False), graph)")), "outputs stay"),
+    "some operators write": (
+        variant(
+            "cse",
+            (
+                "effects = [effect(gm, node) for node in gm.graph.nodes]",
+                "some = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem)\n"
+                '    effects = ["none" if n.target not in some and type(n.target) is type(operator.add) and\n'
+                '               n.target.__module__ == "_operator" else effect(gm, n) for n in gm.graph.nodes]',
+            ),
+        ),
+        "operator.ifloordiv",
+    ),
     "in place": (variant("cse", ("copy.deepcopy(gm.graph)", "gm.graph")), "gm stays as it is"),
     "merges nothing": (variant("cse", ("if key in first:", "if False:")), "compute the same are one"),
     "not in turn": (
@@ -561,11 +618,15 @@ PROMISES_CSE = [
         "a graph that writes keeps all of its nodes",
         "writes ignored",
     ),
+    ('a node `"writes"` keeps all of its nodes', "a graph that writes keeps all of its nodes", "some operators write"),
     ("No node goes because nobody uses it", _ONE, "unused nodes go"),
     ("Placeholders and the output stay", "placeholders and the output stay", "placeholders with a default merged"),
     ("The result passes `lint`", _SOUND, "a module"),
     ("gives the same outputs", "outputs stay the same", "wrong outputs"),
+    ("gives the same outputs", "outputs stay the same", "a copy in evaluation mode"),
     ("`gm` stays as it is", "gm stays as it is", "in place"),
+    ("`gm` stays as it is", "gm stays as it is", "frozen"),
+    ("`gm` stays as it is", "gm stays as it is", "in training mode"),
     ("A GraphModule in which nodes that compute the same are one node.", "takes any GraphModule", "lists refused"),
 ]
 CONTEXT_CSE = ["Models compute things twice:", "a mask in each layer"]
@@ -632,6 +693,14 @@ _NEW = "            node.replace_all_uses_with(call_again(gm, source, *fold_any(
 _NEWER = "            new = call_again(gm, source, *fold_any(conv, norm))\n            node.replace_all_uses_with(new)"
 _INSERT = "        with gm.graph.inserting_before(source):\n"
 WRONG_FUSE = {
+    "in evaluation mode": (
+        variant("fuse", ("    gm = fx.symbolic_trace(model)\n", "    gm = fx.symbolic_trace(model.eval())\n")),
+        "model and its tensors stay",
+    ),
+    "freezes": (
+        variant("fuse", ("    gm = fx.symbolic_trace(model)\n", "    gm = fx.symbolic_trace(model.requires_grad_(False))\n")),
+        "model and its tensors stay",
+    ),
     "a module": (wrapping(ANSWERS["fuse_conv_bn"]), "GraphModule"),
     "weights needed": (variant("fuse", ("(1.0 if gamma is None else gamma)", "gamma")), "unsupported operand"),
     "eps forgotten": (variant("fuse", ('(var + norm["eps"])', "var")), "every kind of convolution and"),
@@ -743,7 +812,10 @@ WRONG_FUSE = {
         variant("fuse", ("(0.0 if beta is None else beta)", "(0.0 if gamma is None or beta is None else beta)")),
         "every kind",
     ),
-    "frozen": (variant("fuse", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(False)\n")), "that learn"),
+    "frozen": (
+        variant("fuse", (_NEW, _NEWER + "\n            [p.requires_grad_(False) for n, p in gm.named_parameters() if n.startswith('folded')]")),
+        "that learn",
+    ),
     "modules left": (variant("fuse", ("    gm.delete_all_unused_submodules()\n", "")), "nobody calls"),
     "not recompiled": (variant("fuse", ("    gm.recompile()\n", "")), "code of another graph"),
     "copied into leaves": (
@@ -922,8 +994,20 @@ WRONG_INSERT = {
         "outputs equal",
     ),
     "any padding mode": (variant("insert", ('!= "zeros"', '== "?"')), "outputs equal"),
-    "buffers shared": (insert_and_share_buffers, "leaves model alone"),
-    "thaws": (variant("insert", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(True)\n")), "leaves model alone"),
+    "buffers shared": (insert_and_share_buffers, "also when the copy is trained"),
+    "thaws": (variant("insert", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(True)\n")), "also when the copy is trained"),
+    "freezes": (variant("insert", ("    gm.recompile()\n", "    gm.recompile()\n    gm.requires_grad_(False)\n")), "also when the copy is trained"),
+    "freezes the model": (variant("insert", ("copy.deepcopy(model)", "copy.deepcopy(model.requires_grad_(False))")), "also when the copy is trained"),
+    "the model in evaluation mode": (
+        variant("insert", ("copy.deepcopy(model))", "copy.deepcopy(model))\n    model.eval()")),
+        "also when the copy is trained",
+    ),
+    "the model in training mode": (
+        variant("insert", ("copy.deepcopy(model))", "copy.deepcopy(model))\n    model.train()")),
+        "also when the copy is trained",
+    ),
+    "a copy in evaluation mode": (variant("insert", ("copy.deepcopy(model)", "copy.deepcopy(model).eval()")), "layers became"),
+    "a copy in training mode": (variant("insert", ("    gm.recompile()\n", "    gm.recompile()\n    gm.train()\n")), "layers became"),
     "not recompiled": (variant("insert", ("    gm.recompile()\n", "")), "code of another graph"),
     "arguments exchanged": (variant("insert", ("F.linear, (x, weight, bias)", "F.linear, (weight, x, bias)")), "outputs equal"),
     "modules stay": (
@@ -965,7 +1049,7 @@ WRONG_INSERT = {
         ),
         "nothing else",
     ),
-    "not a copy": (variant("insert", ("copy.deepcopy(model)", "model")), "leaves model alone"),
+    "not a copy": (variant("insert", ("copy.deepcopy(model)", "model")), "also when the copy is trained"),
     "on the CPU": (variant("insert", (".to(like.device)", "")), "weight's device"),
     "names reused": (variant("insert", ("        while hasattr(gm, path):\n            path += \"_\"\n", "")), "outputs equal|lint|keep their names"),
 }  # fmt: skip
@@ -974,7 +1058,7 @@ _ONE_VALUE = "a value passes one FakeQuant, with 8 bits and one grid"
 _ONE_WEIGHT = "a weight passes one FakeQuant, symmetric, as asked"
 _FUNCTIONS = "layers became functions, all other calls stay"
 _ELSE = "rounded values are what layers see, and nothing else"
-_TRAINED = "training the copy leaves model alone"
+_TRAINED = "model stays as it is, also when the copy is trained"
 PROMISES_INSERT = [
     ("which returns a traced copy", _SOUND, "a module"),
     ("is a call of `F.conv2d` or `F.linear` on rounded values", _FUNCTIONS, "a call more"),
@@ -992,7 +1076,10 @@ PROMISES_INSERT = [
         "parameters keep their names",
         "clean names",
     ),
-    ("training the copy leaves `model` alone", _TRAINED, "not a copy"),
+    ("`model` stays as it is", _TRAINED, "freezes the model"),
+    ("`model` stays as it is", _TRAINED, "the model in evaluation mode"),
+    ("also when the copy is trained", _TRAINED, "not a copy"),
+    ("All other nodes stay", _FUNCTIONS, "a copy in evaluation mode"),
     ("frozen ones stay frozen", _TRAINED, "thaws"),
     ("also a convolution that pads with anything but zeros", _AS_WAS, "any padding mode"),
     ("As inserted the `FakeQuant`s observe and don't round: outputs equal the model's.", _AS_WAS, "rounds at once"),

@@ -214,9 +214,10 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
             trial.close(f"masked, {case}", found[0][0].detach(), found[1][0].detach(), **close)
             if not e:
                 trial.close(f"gradient, masked, {case}", found[0][1], found[1][1], **close)
-            for kind, value in (("the label's, ", -torch.inf), ("NaN, ", math.nan)):
+            odds = (2, "the label's, ", -torch.inf), (2, "NaN, ", math.nan), (0, "NaN in an ignored entry, ", math.nan)
+            for row, kind, value in odds:
                 odd = z.clone()
-                odd[2].scatter_(0, y[2].unsqueeze(0), value)
+                odd[row].scatter_(0, y[row].clamp(min=0).unsqueeze(0), value)
                 got, want = (f(odd, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
                 trial.close(kind + case, got, want, **close)
     found = [_outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
@@ -406,6 +407,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 stats.update(piece)
                 seen = _all_of(pieces[:number])
                 trial.equal(f"count after {number} batches", stats.count, len(seen))
+                trial.that("its type", isinstance(stats.count, int), expected="int", got=type(stats.count).__name__)
                 if len(seen) > 1:
                     trial.close(f"mean after {number} batches", stats.mean, seen.mean())
                     trial.close(f"variance after {number} batches", stats.variance(), seen.var(), rtol=1e-8)

@@ -1113,7 +1113,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         isinstance(first, tuple) and len(first) == 2 and callable(first[0]) and isinstance(first[1], list),
         expected="a tuple of a callable and a list",
         got=repr(type(first)),
-        hint="read the task's second sentence",
+        hint="read the task's first bullet",
     )
     with trial.group("the model is in evaluation mode", hint="in which mode is what you return?", see=3):
         for format_ in ("torchscript", "state_dict"):

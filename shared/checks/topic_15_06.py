@@ -55,9 +55,20 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def _shape_of(model: nn.Module) -> list[str]:
-    """What a model consists of: each module's path, class and mode."""
-    return [f"{path}: {type(module).__name__}, training {module.training}" for path, module in model.named_modules()]
+def _shape_of(model: nn.Module) -> dict[str, str]:
+    """What a model consists of: of each module the class, mode and number of hooks, of each parameter if it learns."""
+    found = {}
+    for path, module in model.named_modules():
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        found[path] = f"{type(module).__name__}, training={module.training}, {hooks} hooks"
+    return found | {name: f"requires_grad={p.requires_grad}" for name, p in model.named_parameters()}
+
+
+def _shapes_of_same(result: fx.GraphModule, model: nn.Module) -> list[dict[str, str]]:
+    """The same of a result and of its model, as to called modules and parameters whose names both have."""
+    made, given = _shape_of(result), _shape_of(model)
+    uncalled = {path for path, _ in result.named_modules()} - {n.target for n in _calls(result.graph)}
+    return [{name: one[name] for name in made if name in given and name not in uncalled} for one in (made, given)]
 
 
 class _Forward(nn.Module):
@@ -189,6 +200,13 @@ def replace_relu(trial: Trial, answer: Any) -> None:
                 trial.equal(label, model(x.clone()), want(torch.relu, x))
             left = [path for path, module in result.named_modules() if type(module) is nn.ReLU]
             trial.equal("the result holds no nn.ReLU", left, [], see=2)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.BatchNorm1d(4).eval(), nn.Dropout(0.5))
+    model[0].bias.requires_grad_(False)
+    before, result = _shape_of(model), answer(model, _bent)
+    with trial.group("model stays as it is", hint="whose modes and parameters are switched?"):
+        trial.equal("modes, hooks, parameters that learn", _shape_of(model), before)
+    got, want = _shapes_of_same(result, model)
+    trial.equal("all other calls stay", got, want, hint="in which mode is each module, and which parameters learn?")
     model = _Forward(
         lambda m, x: (m.six(x), m.leaky(x), F.leaky_relu(x), F.relu6(x), m.own(x), m.relu(x), x.prelu(m.slope)),
         six=nn.ReLU6(),
@@ -331,7 +349,9 @@ def count_flops(trial: Trial, answer: Any) -> None:
         trial.equal("transposed convolutions, torch.mm, torch.addmm", _counted(answer(model, x)), {})
         model = _Forward(lambda m, x: (x.shape[0], x.chunk(2), m.matmul(x)), matmul=nn.Tanh())
         trial.equal("sizes, tuples, a module of that name", _counted(answer(model, x)), {})
-    model = _Forward(lambda m, x: m.fc(m.drop(x)) * 2, fc=fc, drop=nn.Dropout(0.0))
+    model = _Forward(
+        lambda m, x: m.fc(m.act(m.drop(x))), fc=nn.Linear(6, 1), act=nn.SELU().eval(), drop=nn.Dropout(0.0)
+    )
     before = _shape_of(model)
     answer(model, x)
     trial.equal("model stays as it is", _shape_of(model), before, hint="whose mode is switched?")
@@ -461,17 +481,20 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
         return copy.deepcopy(gm)(*(t.clone() for t in inputs))
 
     def hold(item: str, label: str, gm: fx.GraphModule, left: int, hint: str, see: int | None, *inputs: Tensor) -> None:
-        before = _fingerprint(gm)
+        before, shape = _fingerprint(gm), _shape_of(gm)
         result = trial.call("takes any GraphModule", lambda: answer(gm), hint=label)
         _graph_module(trial, result)
         trial.equal(
             "gm stays as it is", _fingerprint(gm) == before, True, hint=f"{label}: whose graph is edited?", see=2
         )
+        trial.equal("gm stays as it is", _shape_of(gm), shape, hint=f"{label}: whose modules are switched?")
         kept = len(result.graph.nodes)
         with trial.group(item, hint=hint, see=see):
             trial.equal(f"nodes left, {label}", kept, left)
-        if see == 1 and "constants" not in item:
-            with trial.group("outputs stay the same", hint="which nodes did you merge that are not the same?"):
+        with trial.group("outputs stay the same", hint="which nodes did you merge that are not the same?"):
+            made, given = _shapes_of_same(result, gm)
+            trial.equal(f"modes and gradients, {label}", made, given, hint="what did you switch in a copy?")
+            if see == 1 and "constants" not in item:
                 trial.equal(label, outputs(result, *inputs), outputs(gm, *inputs))
 
     for item, label, forward in _merge_cases():
@@ -507,6 +530,11 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
         hold(
             "a graph that writes keeps all of its nodes", label, gm, len(gm.graph.nodes), "ask all nodes first", None, x
         )
+    graph = fx.Graph()
+    y = graph.placeholder("x")
+    graph.output([graph.call_function(f, (y, 2)) for f in (torch.sub, operator.ifloordiv, torch.sub)])
+    gm = fx.GraphModule(nn.Module(), graph)
+    hold("a graph that writes keeps all of its nodes", "operator.ifloordiv", gm, 5, "ask all nodes first", None, x)
     graph = fx.Graph()
     a, b = graph.placeholder("a", default_value=1.0), graph.placeholder("b", default_value=1.0)
     graph.output((graph.call_function(operator.add, (a, 2)), graph.call_function(operator.add, (b, 2))))
@@ -767,7 +795,10 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
             )
         quiet = nn.Sequential(nn.Conv2d(2, 2, 1), _norm(2), nn.Dropout(0.0)).eval()
         quiet[2].train()
+        before = _shape_of(quiet)
         trial.call("a dropout in training mode", lambda: answer(quiet))
+    with trial.group("model and its tensors stay as they are", hint="which module or tensor is written over?", see=1):
+        trial.equal("modes, hooks, parameters that learn", _shape_of(quiet), before, hint="whose mode is switched?")
 
 
 def _hold_rounded_once(trial: Trial, answer: Any) -> None:
@@ -872,7 +903,10 @@ def _layers_case(kind: str) -> nn.Module:
     if kind == "other layers":
         parts |= {"lone": nn.Conv1d(3, 3, 1), "act": nn.SiLU(), "norm": nn.BatchNorm1d(3)}
         parts |= {"fake_quant_0": nn.Linear(5, 5), "fake_quant_1": nn.Tanh()}
-    return _Forward(forward, **parts).eval()
+    model = _Forward(forward, **parts).eval()
+    for module in (model, getattr(model, "act", model)):  # some of both modes
+        module.training = True
+    return model
 
 
 _LAYERS = {  # case: the shape of x; values that are rounded; weights that are rounded
@@ -895,7 +929,7 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
             model, x = _layers_case(kind), torch.randn(shape)
             frozen = next(name for name, _ in model.named_parameters())
             model.get_parameter(frozen).requires_grad_(False)
-            before, want = _state(model), model(x)
+            before, built, want = _state(model), _shape_of(model), model(x)
             with redirect_stderr(io.StringIO()):  # fx writes the code that raised
                 result = trial.call(
                     "takes any traceable model", lambda m=model, b=bits, p=per_channel: answer(m, b, p), hint=kind
@@ -933,11 +967,18 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
             targets = Counter(str(n.target) for n in _calls(fx.symbolic_trace(model).graph))
             with trial.group("layers became functions, all other calls stay", hint="which calls does the graph have?"):
                 _hold_calls(trial, kind, model, result, found, targets)
+                made, given = _shapes_of_same(result, model)
+                modes = [{k: v for k, v in one.items() if "training" in v} for one in (made, given)]
+                trial.equal(f"modes, {kind}", *modes, hint="in which mode are they?")
             with trial.group(
                 "rounded values are what layers see, and nothing else", hint="who uses the rounded node, who the value?"
             ):
                 _hold_rounding(trial, kind, model, result, found, x, bits, per_channel)
-            with trial.group("training the copy leaves model alone", hint="whose parameters does the result hold?"):
+            item = "model stays as it is, also when the copy is trained"
+            with trial.group(item, hint="whose parameters does the result hold?"):
+                trial.equal(
+                    f"modes, hooks, parameters that learn, {kind}", _shape_of(model), built, hint="who is switched?"
+                )
                 with torch.no_grad():
                     for name, tensor in (*result.named_parameters(), *result.named_buffers()):
                         if name in before:
@@ -1022,7 +1063,7 @@ class _Rounder(nn.Module):
         return step, (-self.least / step).round()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.observing:
+        if self.observing and x.numel():
             dims = [d for d in range(x.dim()) if d != self.axis]
             self.least = torch.minimum(self.least, x.detach().amin(dims, keepdim=True))
             self.most = torch.maximum(self.most, x.detach().amax(dims, keepdim=True))
