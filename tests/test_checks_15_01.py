@@ -763,7 +763,7 @@ class StackRecorder(PlainRecorder):
         self.store = {name: [] for name in self.names}
         names = {}
         every = dict(self.model.named_modules(remove_duplicate=False))
-        for name in self.names:
+        for name in self.store:
             names.setdefault(every[name], []).append(name)
 
         def hook(module, args, output):
@@ -850,7 +850,7 @@ def _forgets_on_error(self, kind, value, trace):
 
 def _registers_while_looking(self):
     self.activations = {name: [] for name in self.names}
-    for name in self.names:
+    for name in self.activations:
         module = dict(self.model.named_modules(remove_duplicate=False))[name]
         self.handles.append(module.register_forward_hook(self.make(self.activations[name])))
     return self
@@ -899,6 +899,14 @@ def _last_only(self):
                 lambda m, a, o, name=name: self.activations.update({name: [o.detach().clone()]})
             )
         )
+    return self
+
+
+def _a_hook_for_each_given(self):
+    chosen = self.find()
+    self.activations = {name: [] for name in chosen}
+    for name in self.names:
+        self.handles.append(chosen[name].register_forward_hook(self.make(self.activations[name])))
     return self
 
 
@@ -982,6 +990,7 @@ WRONG_RECORDER = {
     "no entry for what wasn't called": (recorder(__enter__=_only_called), "has the names asked for"),
     "late binding": (recorder(__enter__=_late_binding), "calls of[\\s\\S]*Hint 4"),
     "the last call only": (recorder(__enter__=_last_only), "calls of 'block"),
+    "twice for a name given twice": (recorder(__enter__=_a_hook_for_each_given), "'b' of \\['b', 'a', 'b'\\]"),
     "no containers": (recorder(__enter__=_leaves_only), "calls of 'block'"),
     "shares memory": (storing(lambda self, o: o.detach()), "Hint 2"),
     "copies on the way to the CPU only": (
@@ -1066,7 +1075,8 @@ _HOOKS = "your hooks are gone and those of others are there"
 PROMISES_RECORDER = [
     ("as recorder:", "`with ... as recorder` gives the recorder", "enter returns None"),
     ("one tensor for each call of that submodule", _CALLS, "the last call only"),
-    ("name → list of detached tensors, one for each call.", _CALLS, "late binding"),
+    ("name → list of detached tensors, one for each call", _CALLS, "late binding"),
+    ("even of a name given twice", _CALLS, "twice for a name given twice"),
     ("Recorded tensors are detached", "recordings are detached", "not detached"),
     ("the outputs of chosen submodules", _CALLS, "no containers"),
     ("have the output's dtype", _CALLS, "in float32"),

@@ -592,6 +592,9 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         recorded = _record(answer(alike, ["a", "b"]), lambda: alike(x))
         for name, output in right.items():
             trial.equal(f"{name!r} of a model that has 'a1', 'a', 'a.b' and 'b'", recorded[name], [output])
+        recorded = _record(answer(alike, ["b", "a", "b"]), lambda: alike(x))
+        for name, output in right.items():
+            trial.equal(f"{name!r} of ['b', 'a', 'b']", recorded[name], [output])
     net.float().train()
     x = torch.randn(3, 4)
     recorded = _record(answer(net, names), lambda: net(x))
