@@ -1165,7 +1165,7 @@ def norms_with_backward(model, x, y):
                 stack.callback(module.register_forward_pre_hook(lambda m, args: seen.update({m: args[0]})).remove)
                 hook = module.register_full_backward_hook(lambda m, gi, go: deltas.update({m: go[0]}))
                 stack.callback(hook.remove)
-        x = x if x.requires_grad else x.clone().requires_grad_()
+        x = x.detach().clone().requires_grad_()
         for p in old:
             p.grad = None
         try:
@@ -1302,6 +1302,25 @@ def _loses_gradients(model, x, y):
     return found
 
 
+def _eval_and_the_models_mode(model, x, y):
+    """Every module gets the mode of the whole model."""
+    was = model.training
+    model.eval()
+    try:
+        return norms()(model, x, y)
+    finally:
+        model.train(was)
+
+
+def _modes_lost_on_an_error(model, x, y):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    found = norms()(model, x, y)
+    for module, mode in modes.items():
+        module.training = mode
+    return found
+
+
 WRONG_NORMS = {
     "of the mean loss": (norms(reduction="mean"), "own gradient"),
     "without biases": (norms(bias=False), "own gradient"),
@@ -1339,9 +1358,17 @@ WRONG_NORMS = {
     "everybody's hooks": (norms(cleanup="everybody's"), "hooks are gone"),
     "swallows the exception": (norms(swallow=True), "an exception goes on"),
     "another exception": (_raises_its_own, "an exception goes on"),
+    "in evaluation mode for good": (lambda model, x, y: norms()(model.eval(), x, y), "modes are what they were"),
+    "the model's mode for all": (_eval_and_the_models_mode, "modes are what they were[\\s\\S]*a call"),
+    "modes lost on an error": (_modes_lost_on_an_error, "modes are what they were[\\s\\S]*exception of the loss"),
+    "x requires a gradient": (
+        lambda model, x, y: norms()(model, x.requires_grad_(), y),
+        "x and the[\\s\\S]*requires_grad",
+    ),
     "loses gradients on an error": (_loses_gradients, "grad is what it was[\\s\\S]*exception"),
 }
 _OWN_NORM = "the norm of each image's own gradient"
+_REST = "x and the modules' modes are what they were"
 _GONE = "your hooks are gone and those of others are there"
 PROMISES_NORMS = [
     ("Image $i$ adds", _OWN_NORM, "inputs of all images"),
@@ -1357,12 +1384,14 @@ PROMISES_NORMS = [
     ("of one loss", "runs one backward", "a batch of gradients"),
     ("also after an exception, your hooks are gone", _GONE, "no finally"),
     ("those of others are still there", _GONE, "everybody's hooks"),
-    ("each parameter's `.grad` is what it was", "each parameter's .grad is what it was", "backward and zero_grad"),
+    ("`x`, modules' modes", _REST, "x requires a gradient"),
+    ("modules' modes and parameters' `.grad` are what they were", _REST, "in evaluation mode for good"),
+    ("parameters' `.grad` are what they were", "each parameter's .grad is what it was", "backward and zero_grad"),
     ("An exception goes on", "an exception goes on", "swallows the exception"),
     ("For each image of a batch the norm (N,) of its own loss's gradient.", _OWN_NORM, "without the root"),
 ]
 CONTEXT_NORMS = [
-    "How long is the gradient that each image sends?",
+    "How long is each image's gradient?",
 ]
 
 
