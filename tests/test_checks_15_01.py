@@ -1629,8 +1629,8 @@ PROMISES_STEP = [
         _EQUAL,
         "a new optimizer each time",
     ),
-    ("Frozen parameters stay", "frozen parameters stay", "frozen ones stepped"),
-    ("tied ones are stepped once", _EQUAL, "tied stepped twice"),
+    ("Frozen ones stay", "frozen parameters stay", "frozen ones stepped"),
+    ("tied parameters being stepped once", _EQUAL, "tied stepped twice"),
     ("one that a backward doesn't reach isn't stepped", _EQUAL, "zeros where none arrived"),
     (
         "one that a backward doesn't reach isn't stepped",
@@ -1641,7 +1641,7 @@ PROMISES_STEP = [
     ("If no gradient is there at the call, the result equals the usual loop's exactly", _EQUAL, "no step for zeros"),
     ("Return a function that undoes it", "returns a function", "nothing returned"),
     ("your hooks are gone", _UNDOING, "undoes the first"),
-    ("those of others are still there", _UNDOING, "undoes everybody's"),
+    ("those of others stay", _UNDOING, "undoes everybody's"),
     ("Step each parameter as soon as its gradient is accumulated, then drop the gradient", _SOON, "gradients kept"),
     ("A function that stops it.", "returns a function", "nothing returned"),
 ]
