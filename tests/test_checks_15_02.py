@@ -4,6 +4,7 @@ import bisect
 import itertools
 import math
 import random
+from numbers import Integral
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ class NumpyBuckets:
     """With NumPy, and a length that is counted once."""
 
     def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        if len(lengths) == 0 or batch_size != int(batch_size) or batch_size < 1:
+        if len(lengths) == 0 or not isinstance(batch_size, Integral) or batch_size < 1:
             raise ValueError("no lengths, or a bad batch_size")
         if len(boundaries) > 1 and min(np.diff(boundaries)) <= 0:
             raise ValueError("boundaries must increase")
@@ -423,6 +424,10 @@ WRONG_BUCKET = {
     ),
     "no lengths, no batches": (buckets(check_lengths=lambda *_: None), "no lengths"),
     "any batch_size": (buckets(check_size=lambda *_: None), "batch_size 0"),
+    "a whole float for batch_size": (
+        buckets(check_size=lambda self, size: Buckets.check_size(self, int(size) if size == int(size) else 0)),
+        "batch_size 2.0",
+    ),
     "any boundaries": (buckets(check_boundaries=lambda *_: None), "boundaries"),
     "equal boundaries": (
         buckets(
@@ -484,6 +489,7 @@ PROMISES_BUCKET = [
     ("Batches in an epoch", "len() is the number of batches", "len ignores drop_last"),
     ("if there are no lengths", UNUSABLE, "no lengths, no batches"),
     ("if `batch_size` is not a positive int", UNUSABLE, "any batch_size"),
+    ("if `batch_size` is not a positive int", UNUSABLE, "a whole float for batch_size"),
     ("if `boundaries` are not strictly increasing", UNUSABLE, "any boundaries"),
     (
         "Raises ValueError: no lengths, no positive batch size, boundaries that don't increase.",

@@ -356,7 +356,7 @@ def bucket(trial: Trial, answer: Any) -> None:
                 trial.equal(f"case {number}, drop_last={drop_last}", len(sampler), len(epoch(sampler)))
     with trial.group("ValueError for arguments that can't be used", hint="look at the arguments in `__init__`"):
         _raises(trial, "no lengths", lambda: answer([], 4, [3]), "")
-        for size in (0, -2, 2.5):
+        for size in (0, -2, 2.5, 2.0):
             _raises(trial, f"batch_size {size}", lambda size=size: answer([1, 2], size, [3]), "")
         for wrong in ([3, 2], [1, 4, 4], [5, 5]):
             _raises(trial, f"boundaries {wrong}", lambda wrong=wrong: answer([1, 2], 1, wrong), "")
