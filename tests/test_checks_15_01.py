@@ -763,7 +763,7 @@ class StackRecorder(PlainRecorder):
         self.store = {name: [] for name in self.names}
         names = {}
         every = dict(self.model.named_modules(remove_duplicate=False))
-        for name in self.names:
+        for name in self.store:
             names.setdefault(every[name], []).append(name)
 
         def hook(module, args, output):
@@ -850,7 +850,7 @@ def _forgets_on_error(self, kind, value, trace):
 
 def _registers_while_looking(self):
     self.activations = {name: [] for name in self.names}
-    for name in self.names:
+    for name in self.activations:
         module = dict(self.model.named_modules(remove_duplicate=False))[name]
         self.handles.append(module.register_forward_hook(self.make(self.activations[name])))
     return self
@@ -899,6 +899,14 @@ def _last_only(self):
                 lambda m, a, o, name=name: self.activations.update({name: [o.detach().clone()]})
             )
         )
+    return self
+
+
+def _a_hook_for_each_given(self):
+    chosen = self.find()
+    self.activations = {name: [] for name in chosen}
+    for name in self.names:
+        self.handles.append(chosen[name].register_forward_hook(self.make(self.activations[name])))
     return self
 
 
@@ -982,6 +990,7 @@ WRONG_RECORDER = {
     "no entry for what wasn't called": (recorder(__enter__=_only_called), "has the names asked for"),
     "late binding": (recorder(__enter__=_late_binding), "calls of[\\s\\S]*Hint 4"),
     "the last call only": (recorder(__enter__=_last_only), "calls of 'block"),
+    "twice for a name given twice": (recorder(__enter__=_a_hook_for_each_given), "'b' of \\['b', 'a', 'b'\\]"),
     "no containers": (recorder(__enter__=_leaves_only), "calls of 'block'"),
     "shares memory": (storing(lambda self, o: o.detach()), "Hint 2"),
     "copies on the way to the CPU only": (
@@ -1066,7 +1075,8 @@ _HOOKS = "your hooks are gone and those of others are there"
 PROMISES_RECORDER = [
     ("as recorder:", "`with ... as recorder` gives the recorder", "enter returns None"),
     ("one tensor for each call of that submodule", _CALLS, "the last call only"),
-    ("name → list of detached tensors, one for each call.", _CALLS, "late binding"),
+    ("name → list of detached tensors, one for each call", _CALLS, "late binding"),
+    ("even of a name given twice", _CALLS, "twice for a name given twice"),
     ("Recorded tensors are detached", "recordings are detached", "not detached"),
     ("the outputs of chosen submodules", _CALLS, "no containers"),
     ("have the output's dtype", _CALLS, "in float32"),
@@ -1155,7 +1165,7 @@ def norms_with_backward(model, x, y):
                 stack.callback(module.register_forward_pre_hook(lambda m, args: seen.update({m: args[0]})).remove)
                 hook = module.register_full_backward_hook(lambda m, gi, go: deltas.update({m: go[0]}))
                 stack.callback(hook.remove)
-        x = x if x.requires_grad else x.clone().requires_grad_()
+        x = x.detach().clone().requires_grad_()
         for p in old:
             p.grad = None
         try:
@@ -1292,6 +1302,25 @@ def _loses_gradients(model, x, y):
     return found
 
 
+def _eval_and_the_models_mode(model, x, y):
+    """Every module gets the mode of the whole model."""
+    was = model.training
+    model.eval()
+    try:
+        return norms()(model, x, y)
+    finally:
+        model.train(was)
+
+
+def _modes_lost_on_an_error(model, x, y):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    found = norms()(model, x, y)
+    for module, mode in modes.items():
+        module.training = mode
+    return found
+
+
 WRONG_NORMS = {
     "of the mean loss": (norms(reduction="mean"), "own gradient"),
     "without biases": (norms(bias=False), "own gradient"),
@@ -1329,9 +1358,17 @@ WRONG_NORMS = {
     "everybody's hooks": (norms(cleanup="everybody's"), "hooks are gone"),
     "swallows the exception": (norms(swallow=True), "an exception goes on"),
     "another exception": (_raises_its_own, "an exception goes on"),
+    "in evaluation mode for good": (lambda model, x, y: norms()(model.eval(), x, y), "modes are what they were"),
+    "the model's mode for all": (_eval_and_the_models_mode, "modes are what they were[\\s\\S]*a call"),
+    "modes lost on an error": (_modes_lost_on_an_error, "modes are what they were[\\s\\S]*exception of the loss"),
+    "x requires a gradient": (
+        lambda model, x, y: norms()(model, x.requires_grad_(), y),
+        "x and the[\\s\\S]*requires_grad",
+    ),
     "loses gradients on an error": (_loses_gradients, "grad is what it was[\\s\\S]*exception"),
 }
 _OWN_NORM = "the norm of each image's own gradient"
+_REST = "x and the modules' modes are what they were"
 _GONE = "your hooks are gone and those of others are there"
 PROMISES_NORMS = [
     ("Image $i$ adds", _OWN_NORM, "inputs of all images"),
@@ -1347,12 +1384,14 @@ PROMISES_NORMS = [
     ("of one loss", "runs one backward", "a batch of gradients"),
     ("also after an exception, your hooks are gone", _GONE, "no finally"),
     ("those of others are still there", _GONE, "everybody's hooks"),
-    ("each parameter's `.grad` is what it was", "each parameter's .grad is what it was", "backward and zero_grad"),
+    ("`x`, modules' modes", _REST, "x requires a gradient"),
+    ("modules' modes and parameters' `.grad` are what they were", _REST, "in evaluation mode for good"),
+    ("parameters' `.grad` are what they were", "each parameter's .grad is what it was", "backward and zero_grad"),
     ("An exception goes on", "an exception goes on", "swallows the exception"),
     ("For each image of a batch the norm (N,) of its own loss's gradient.", _OWN_NORM, "without the root"),
 ]
 CONTEXT_NORMS = [
-    "How long is the gradient that each image sends?",
+    "How long is each image's gradient?",
 ]
 
 
@@ -1590,8 +1629,8 @@ PROMISES_STEP = [
         _EQUAL,
         "a new optimizer each time",
     ),
-    ("Frozen parameters stay", "frozen parameters stay", "frozen ones stepped"),
-    ("tied ones are stepped once", _EQUAL, "tied stepped twice"),
+    ("Frozen ones stay", "frozen parameters stay", "frozen ones stepped"),
+    ("tied parameters being stepped once", _EQUAL, "tied stepped twice"),
     ("one that a backward doesn't reach isn't stepped", _EQUAL, "zeros where none arrived"),
     (
         "one that a backward doesn't reach isn't stepped",
@@ -1602,7 +1641,7 @@ PROMISES_STEP = [
     ("If no gradient is there at the call, the result equals the usual loop's exactly", _EQUAL, "no step for zeros"),
     ("Return a function that undoes it", "returns a function", "nothing returned"),
     ("your hooks are gone", _UNDOING, "undoes the first"),
-    ("those of others are still there", _UNDOING, "undoes everybody's"),
+    ("those of others stay", _UNDOING, "undoes everybody's"),
     ("Step each parameter as soon as its gradient is accumulated, then drop the gradient", _SOON, "gradients kept"),
     ("A function that stops it.", "returns a function", "nothing returned"),
 ]

@@ -4,6 +4,7 @@ import bisect
 import itertools
 import math
 import random
+from numbers import Integral
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ class NumpyBuckets:
     """With NumPy, and a length that is counted once."""
 
     def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        if len(lengths) == 0 or batch_size != int(batch_size) or batch_size < 1:
+        if len(lengths) == 0 or not isinstance(batch_size, Integral) or batch_size < 1:
             raise ValueError("no lengths, or a bad batch_size")
         if len(boundaries) > 1 and min(np.diff(boundaries)) <= 0:
             raise ValueError("boundaries must increase")
@@ -423,6 +424,10 @@ WRONG_BUCKET = {
     ),
     "no lengths, no batches": (buckets(check_lengths=lambda *_: None), "no lengths"),
     "any batch_size": (buckets(check_size=lambda *_: None), "batch_size 0"),
+    "a whole float for batch_size": (
+        buckets(check_size=lambda self, size: Buckets.check_size(self, int(size) if size == int(size) else 0)),
+        "batch_size 2.0",
+    ),
     "any boundaries": (buckets(check_boundaries=lambda *_: None), "boundaries"),
     "equal boundaries": (
         buckets(
@@ -484,6 +489,7 @@ PROMISES_BUCKET = [
     ("Batches in an epoch", "len() is the number of batches", "len ignores drop_last"),
     ("if there are no lengths", UNUSABLE, "no lengths, no batches"),
     ("if `batch_size` is not a positive int", UNUSABLE, "any batch_size"),
+    ("if `batch_size` is not a positive int", UNUSABLE, "a whole float for batch_size"),
     ("if `boundaries` are not strictly increasing", UNUSABLE, "any boundaries"),
     (
         "Raises ValueError: no lengths, no positive batch size, boundaries that don't increase.",
@@ -1284,7 +1290,7 @@ class CountsBackwards:
     """Counts what is left of all indices; the order is made for each index."""
 
     def __init__(self, size, seed=0):
-        if size != int(size) or size < 1:
+        if not isinstance(size, Integral) or size < 1:
             raise ValueError("size")
         self.fixed = [size, seed]
         self.done = 0
@@ -1306,10 +1312,10 @@ class CountsBackwards:
     def state_dict(self, in_flight=0):
         if in_flight not in range(self.done + 1):
             raise ValueError("in_flight")
-        return {"fixed": list(self.fixed), "done": self.done - in_flight}
+        return dict(zip(("done", "of", "by"), (self.done - in_flight, *self.fixed), strict=True))
 
     def load_state_dict(self, state):
-        if state["fixed"] != self.fixed:
+        if [state["of"], state["by"]] != self.fixed:
             raise ValueError("another sampler's state")
         self.done = state["done"]
 
@@ -1473,11 +1479,11 @@ class RemembersAll(Resumable):
             yield index
 
     def state_dict(self, in_flight=0):
-        return super().state_dict(in_flight) | {"all": self.all}
+        return super().state_dict(in_flight) | {f"index {place}": index for place, index in enumerate(self.all)}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        self.all = list(state["all"])
+        self.all = [index for key, index in state.items() if key.startswith("index")]
 
 
 def half_loaded(self, state):
@@ -1503,6 +1509,10 @@ WRONG_RESUME = {
     "a break ends the epoch": (NextEpochAfterABreak, "goes on behind"),
     "ends only when exhausted": (resumable(__iter__=ends_only_when_exhausted), "last index iter begins"),
     "a tuple in the state": (resumable(state_dict=state_with(shape=(1, 2))), "survives JSON"),
+    "a number as a key": (
+        resumable(state_dict=lambda self, n=0: Resumable.state_dict(self, n) | {self.epoch: self.place}),
+        "survives JSON",
+    ),
     "a tensor in the state": (resumable(state_dict=state_with(rng=torch.zeros(2))), "survives JSON"),
     "the state goes on changing": (LiveState, "a new sampler goes on"),
     "the epoch isn't loaded": (resumable(load_state_dict=only_the_place), "a new sampler goes on"),
@@ -1528,13 +1538,19 @@ WRONG_RESUME = {
         "permutation",
     ),
     "seeds the global generator": (resumable(order=order_by_the_global_generator), "the global random state"),
-    "remembers all indices": (RemembersAll, "a few numbers"),
+    "remembers all indices": (RemembersAll, "a few numbers[\\s\\S]*letters of JSON"),
+    "a list in the state": (resumable(state_dict=state_with(sizes=[1, 2])), "numbers only[\\s\\S]*\\[1, 2\\]"),
+    "a text in the state": (resumable(state_dict=state_with(kind="resumable")), "numbers only"),
     "counts from loading on": (SinceLoading, AGAIN),
     "works on the loaded dict": (KeepsTheLoadedDict, AGAIN),
     "in_flight since loading": (FlightSinceLoading, AGAIN),
     "half loaded before the error": (resumable(load_state_dict=half_loaded), "the state of another"),
     "len is what is left": (resumable(__len__=lambda self: self.size - self.place), "len\\(\\) is size"),
     "any size": (resumable(check_new=lambda *_: None), "size=0"),
+    "a whole float for size": (
+        resumable(check_new=lambda self, size: Resumable.check_new(self, int(size) if size == int(size) else 0)),
+        "size=2.0",
+    ),
     "any in_flight": (resumable(check_flight=lambda *_: None), "in_flight=-1"),
     "in_flight within the epoch": (
         resumable(
@@ -1577,7 +1593,7 @@ PROMISES_RESUME = [
         FLIGHT,
         "in_flight stops at the epoch's beginning",
     ),
-    ("that survives `json.dumps` and `json.loads`", "the state survives JSON", "a tuple in the state"),
+    ("that survives `json.dumps` and `json.loads`", "the state survives JSON", "a number as a key"),
     (
         "The state is a dict of a few numbers, whatever the place",
         "the state is a few numbers, however far it is",
@@ -1600,7 +1616,13 @@ PROMISES_RESUME = [
     ("Go on from there", USED, "adds to where it is"),
     ("`len()` is `size`, whatever the state", "len() is size", "len is what is left"),
     ("Indices in an epoch", "len() is size", "len is what is left"),
+    ("The state is a dict of a few numbers", "the state is a few numbers, however far it is", "a list in the state"),
     ("for a `size` that is not a positive int", "ValueError for a size that can't be used", "any size"),
+    (
+        "for a `size` that is not a positive int",
+        "ValueError for a size that can't be used",
+        "a whole float for size",
+    ),
     ("Raises ValueError: size is not a positive int.", "ValueError for a size that can't be used", "any size"),
     (
         "for an `in_flight` below 0 or above the number of indices handed out since epoch 0",

@@ -733,10 +733,10 @@ def groups_by_owner(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
                 decay = 0.0
             for group in found:
                 if (group["lr"], group["weight_decay"]) == (rate, decay):
-                    group["params"] += (parameter,)
+                    group["params"] += [parameter]
                     break
             else:
-                found.append({"weight_decay": decay, "lr": rate, "params": (parameter,)})
+                found.append({"weight_decay": decay, "lr": rate, "params": [parameter]})
     return found
 
 
@@ -768,6 +768,10 @@ WRONG_GROUPS = {
     "generators": (
         lambda *args: [{**g, "params": (p for p in g["params"])} for g in ANSWERS["param_groups"](*args)],
         "list of groups",
+    ),
+    "tuples": (
+        lambda *args: [{**g, "params": tuple(g["params"])} for g in ANSWERS["param_groups"](*args)],
+        "a list of parameters",
     ),
     "one kind of norm": (
         variant("groups", ("isinstance(modules[path], NORMS)", "isinstance(modules[path], (*NORMS[:2], NORMS[3]))")),
@@ -915,7 +919,7 @@ _MERGED = "no group is empty, no two have the same rate and decay"
 _UNKNOWN = "an unknown layer raises ValueError with its name"
 PROMISES_GROUPS = [
     ("which returns the list of groups for an optimizer", _FORM, "a tuple of groups"),
-    ("Each group is a dictionary with `params` (a list), `lr` and `weight_decay`.", _FORM, "generators"),
+    ("Each group is a dictionary with `params` (a list), `lr` and `weight_decay`.", _FORM, "tuples"),
     ("Each parameter that learns is in exactly one group", _IN_ONE, "twice in one group"),
     ("a tied one too", _IN_ONE, "tied ones twice"),
     ("frozen ones (`requires_grad=False`) are in none", _IN_ONE, "frozen ones, too"),

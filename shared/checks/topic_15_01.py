@@ -592,6 +592,9 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         recorded = _record(answer(alike, ["a", "b"]), lambda: alike(x))
         for name, output in right.items():
             trial.equal(f"{name!r} of a model that has 'a1', 'a', 'a.b' and 'b'", recorded[name], [output])
+        recorded = _record(answer(alike, ["b", "a", "b"]), lambda: alike(x))
+        for name, output in right.items():
+            trial.equal(f"{name!r} of ['b', 'a', 'b']", recorded[name], [output])
     net.float().train()
     x = torch.randn(3, 4)
     recorded = _record(answer(net, names), lambda: net(x))
@@ -829,7 +832,14 @@ def image_norms(trial: Trial, answer: Any) -> None:
                         trial.close(f"{case}, {number} images, {dtype}", got, want, **room)
     failing = _Fails()
     net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Tanh(), nn.Linear(4, 3, bias=False), failing)
+    net[0].eval()
     x, y = torch.randn(6, 3), torch.randint(3, (6,))
+
+    def rest() -> dict[str, Any]:
+        modes = [module.training for module in net.modules()]
+        return {"modes": modes, "x": x.detach().clone(), "x.requires_grad": x.requires_grad, "x.grad": x.grad}
+
+    rest_before = rest()
     net[0].weight.grad, net[3].weight.grad = torch.full((4, 3), 2.0), torch.zeros(3, 4)  # and none for the bias
     grads = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
     calls: list[int] = []
@@ -862,7 +872,7 @@ def image_norms(trial: Trial, answer: Any) -> None:
 
     with trial.group("each parameter's .grad is what it was", hint="which functions write to .grad?", see=3):
         same_grads("after a call")
-    states, errors = [_hooks(net)], []
+    states, rests, errors = [_hooks(net)], [rest()], []
     gradients = [[None if p.grad is None else p.grad.clone() for p in net.parameters()]]
     for error in (None, ZeroDivisionError("in the model")):  # the loss raises for a label of 10, then the model
         failing.error = error
@@ -874,16 +884,22 @@ def image_norms(trial: Trial, answer: Any) -> None:
         except (IndexError, RuntimeError, ZeroDivisionError) as caught:
             errors.append(caught)
         states.append(_hooks(net))
+        rests.append(rest())
         gradients.append([None if p.grad is None else p.grad.clone() for p in net.parameters()])
+    cases = ("a call", "an exception of the loss", "one of the model")
     hint = "which handles are yours, and which of your lines always run?"
     with trial.group("your hooks are gone and those of others are there", hint=hint, see=3):
-        for case, state in zip(("a call", "an exception of the loss", "one of the model"), states, strict=True):
+        for case, state in zip(cases, states, strict=True):
             more, fewer = len(set(state) - set(hooks)), len(set(hooks) - set(state))
             got = f"{more} more, {fewer} gone"
             trial.that(f"after {case}", not more + fewer, expected="the hooks from before", got=got)
     with trial.group("each parameter's .grad is what it was", hint="which functions write to .grad?", see=3):
         for number, found in enumerate(gradients):
             trial.equal(f"after exception {number}" if number else "after a call", found, grads)
+    hint = "which of your lines change what they were given?"
+    with trial.group("x and the modules' modes are what they were", hint=hint):
+        for case, found in zip(cases, rests, strict=True):
+            trial.equal(f"after {case}", found, rest_before)
     trial.that(
         "an exception goes on",
         errors[0] is not None and isinstance(errors[1], ZeroDivisionError),

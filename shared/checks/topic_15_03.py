@@ -606,13 +606,12 @@ def param_groups(trial: Trial, answer: Any) -> None:
         trial.that(
             "gives a list of groups with params, lr and weight_decay",
             form
-            and all(isinstance(g["params"], list | tuple) for g in groups)
+            and all(isinstance(group["params"], list) for group in groups)
             and all(isinstance(p, nn.Parameter) for group in groups for p in group["params"]),
-            expected="a list of dictionaries with params (parameters), lr and weight_decay",
+            expected="a list of dictionaries with params (a list of parameters), lr and weight_decay",
             got=repr(groups)[:200],
             hint="what does the constructor of an optimizer take?",
         )
-        groups = [{**group, "params": list(group["params"])} for group in groups]
         wanted = _wanted(model, *(list(arguments) + [0.0, (), 1.0][len(arguments) - 1 :]))
         found.append((case, model, groups, wanted))
     with trial.group("each parameter that learns is in one group, no other", hint="how often, and with which name?"):
