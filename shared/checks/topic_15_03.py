@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.checks.feedback import Trial, exercise
+from shared.checks.outcome import outcome
 
 # ---------------------------------------------------------------- 15-03.1
 
@@ -30,17 +31,6 @@ class _Marked(nn.Parameter):
 
 class _Labelled(Tensor):
     """A tensor of a class of its own."""
-
-
-def _outcome(action: Callable[[], object]) -> str:
-    """The name of the exception that an action raises, or 'no exception'; an unfinished answer's goes on."""
-    try:
-        action()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return "no exception"
 
 
 def _contents(module: Any, labels: dict[int, str]) -> dict[str, Any]:
@@ -136,11 +126,11 @@ def careful_module(trial: Trial, answer: Any) -> None:
                 for module, value in zip((theirs, ours), pair(old), strict=True):
                     _put(module, name, place, value)
             if new == "del":
-                item, done = deletes, [_outcome(lambda m=m, n=name: delattr(m, n)) for m in (theirs, ours)]
+                item, done = deletes, [outcome(lambda m=m, n=name: delattr(m, n)) for m in (theirs, ours)]
             else:
                 given = pair(new)
                 done = [
-                    _outcome(lambda m=m, n=name, v=v: setattr(m, n, v))
+                    outcome(lambda m=m, n=name, v=v: setattr(m, n, v))
                     for m, v in zip((theirs, ours), given, strict=True)
                 ]
                 if new in parameters or (new in modules and place != "_parameters"):
@@ -161,7 +151,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         module.rate = 5
     with trial.group(ordinary, hint=hints[ordinary][0], see=hints[ordinary][1]):
         trial.equal("the value that a property's setter got", *[vars(module).get("kept") for module in rated])
-    done = [_outcome(lambda m=m: delattr(m, "rate")) for m in rated]
+    done = [outcome(lambda m=m: delattr(m, "rate")) for m in rated]
     with trial.group(deletes, hint=hints[deletes][0]):
         trial.equal("del of a property that has a deleter", *done)
         trial.equal("what its deleter has left", *["kept" in vars(module) for module in rated])

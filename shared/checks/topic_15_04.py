@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.checks.feedback import Trial, exercise
+from shared.checks.outcome import outcome
 
 _HALVES = (torch.float16, torch.bfloat16)
 _FORMATS = (*_HALVES, torch.float32)
@@ -44,17 +45,6 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
-
-
-def _outcome(action: Callable[[], object]) -> str:
-    """The name of the exception that an action raises, or 'no exception'; an unfinished answer's goes on."""
-    try:
-        action()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return "no exception"
 
 
 # ---------------------------------------------------------------- 15-04.1
@@ -220,7 +210,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 odd[row].scatter_(0, y[row].clamp(min=0).unsqueeze(0), value)
                 got, want = (f(odd, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
                 trial.close(kind + case, got, want, **close)
-    found = [_outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
+    found = [outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
     trial.equal(
         "another reduction raises ValueError", found, ["ValueError"] * 3, hint="which names does the task allow?"
     )
@@ -329,7 +319,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     ]
     with trial.group("other shapes raise ValueError", hint="which two shapes does the task allow?"):
         for one, two in shapes:
-            found = _outcome(lambda one=one, two=two: answer(torch.randn(one), torch.randn(two), 0.5))
+            found = outcome(lambda one=one, two=two: answer(torch.randn(one), torch.randn(two), 0.5))
             trial.equal(f"{one} and {two}", found, "ValueError")
 
 
@@ -721,9 +711,9 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
             for p in (2.0, math.inf):
                 sets, groups = spoilt(value, place)
                 twins = [_twin(ps) for ps in sets]
-                error = _outcome(lambda g=groups, p=p: answer(g, 1.0, p, "raise"))
+                error = outcome(lambda g=groups, p=p: answer(g, 1.0, p, "raise"))
                 trial.equal(f"{value}", error, "RuntimeError")
-                error = _outcome(lambda g=sets[2 * place], p=p: answer(g, 1.0, p, "raise"))
+                error = outcome(lambda g=sets[2 * place], p=p: answer(g, 1.0, p, "raise"))
                 trial.equal(f"{value}, one set", error, "RuntimeError")
                 for ps, qs in zip(sets, twins, strict=True):
                     trial.equal(f"gradients, {value}", _grads(ps), _grads(qs))
@@ -747,7 +737,7 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
                 left = [None if g is None else float(g.abs().sum()) for g in _grads(sets[2 * place])]
                 trial.equal(f"one set, {value}", left, [0.0, 0.0, None])
         finite_is_clipped("zero")
-    found = [_outcome(lambda how=how: answer(_with_grads((3,)), 1.0, 2.0, how)) for how in ("skip", "", "Zero")]
+    found = [outcome(lambda how=how: answer(_with_grads((3,)), 1.0, 2.0, how)) for how in ("skip", "", "Zero")]
     trial.equal("another nonfinite raises ValueError", found, ["ValueError"] * 3, hint="is it looked at in any case?")
 
 
@@ -935,7 +925,7 @@ def ema(trial: Trial, answer: Any) -> None:
                     pass
 
             for name, action in (("update()", ema.update), ("applied()", again), ("update() again", ema.update)):
-                trial.equal(f"{name} inside", _outcome(action), "RuntimeError")
+                trial.equal(f"{name} inside", outcome(action), "RuntimeError")
                 trial.equal(f"the averages after {name}", _copied(ema.shadow), averages)
                 trial.equal(f"the model after {name}", _copied(model.state_dict()), inside)
             trial.equal("updates", ema.updates, count)
@@ -949,9 +939,9 @@ def ema(trial: Trial, answer: Any) -> None:
             except RuntimeError:
                 pass
             count = ema.updates
-            trial.equal("update()", _outcome(ema.update), "no exception")
+            trial.equal("update()", outcome(ema.update), "no exception")
             trial.equal("updates", ema.updates, count + 1)
-            trial.equal("applied()", _outcome(ema.applied().__enter__), "no exception")
+            trial.equal("applied()", outcome(ema.applied().__enter__), "no exception")
             model, ema = _followed(answer, 2)
     with trial.group("state_dict gives updates and shadow", hint="which keys, and of which kinds?"):
         for updates in (0, 1, 4):
@@ -1034,7 +1024,7 @@ def ema(trial: Trial, answer: Any) -> None:
             inside = _copied(model.state_dict())
             ema.load_state_dict(state)
             trial.equal("the model inside, loaded inside", _copied(model.state_dict()), inside)
-            trial.equal("update() after loading inside", _outcome(ema.update), "RuntimeError")
+            trial.equal("update() after loading inside", outcome(ema.update), "RuntimeError")
         trial.equal("the model afterwards, loaded inside", _copied(model.state_dict()), own)
         trial.equal("averages, loaded inside", _copied(ema.shadow), dict(kept["shadow"]))
         trial.equal("updates, loaded inside", ema.updates, kept["updates"])
