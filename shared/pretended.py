@@ -337,6 +337,10 @@ class _Watch(TorchDispatchMode):
         if compiling is None:
             return self._watch(function, types, args, kwargs or {})
         try:
+            if isinstance(function, torch._ops.HigherOrderOperator):
+                # a torch.cond in a branch of another compiles itself; up to torch 2.12 that fails in here
+                with torch.compiler.set_stance("force_eager"):
+                    return self._watch(function, types, args, kwargs or {})
             return self._watch(function, types, args, kwargs or {})
         finally:
             set_eval_frame(compiling)

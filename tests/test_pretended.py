@@ -281,6 +281,9 @@ result = x""",
 net.eval()
 traced, exported = torch.fx.symbolic_trace(net), torch.export.export(net, (x,)).module()
 result = [torch.jit.trace(net, x)(x), traced(x), exported(x), net(x) + x.new_ones(2)]""",
+    "a torch.cond in a branch of another": """
+def darker(x): return torch.cond(x.mean() > 2, lambda x: x / 2, lambda x: x.clone(), (x,))
+result = [torch.cond(a.mean() > 9, lambda a: a * 2, darker, (a,)) for a in (x, x + 5, x + 50)]""",
     "torch.compile": """
 result = torch.compile(lambda a: torch.sin(a) + torch.zeros(3, device=a.device), backend="eager")(x) * x""",
     "meta tensors": """
