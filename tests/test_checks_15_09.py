@@ -283,6 +283,34 @@ WRONG_FUNCTION = {
         ),
         "save_for_backward",
     ),
+    "in an object on ctx": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.kept = type('Kept', (), {})()\n        ctx.kept.both = x, s"),
+            ("x, s = ctx.saved_tensors", "x, s = ctx.kept.both"),
+        ),
+        "held otherwise",
+    ),
+    "in a function on ctx": (
+        variant(
+            "function",
+            (
+                "return s * torch.tanh(x / s)",
+                "t = torch.tanh(x / s)\n        ctx.tanh = lambda: t\n        return s * t",
+            ),
+            ("torch.tanh(x / wide), ctx.needs", "ctx.tanh(), ctx.needs"),
+        ),
+        "held otherwise",
+    ),
+    "on the class": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.save_for_backward(s)\n        SoftClip.kept[id(ctx)] = x"),
+            ("x, s = ctx.saved_tensors", "(s,), x = ctx.saved_tensors, SoftClip.kept[id(ctx)]"),
+            ('    """s · tanh', '    kept = {}\n    """s · tanh'),
+        ),
+        "held otherwise",
+    ),
 }
 _FORWARD, _NONE = "forward is s · tanh(x / s)", "an input that needs no gradient gets None"
 _GX, _GS, _SAVED = "the gradient of x is right", "the gradient of s is right", "tensors are kept with save_for_backward"

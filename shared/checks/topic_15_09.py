@@ -1,6 +1,7 @@
 """Checks of the exercises in 15-09, Debugging PyTorch Models."""
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -172,6 +173,34 @@ def soft_clip(trial: Trial, answer: Any) -> None:
         for output, (x, s) in zip(outputs, pairs, strict=True):
             output.sum().backward()
             trial.close("x, two calls before backward", x.grad, both(_soft_clip, x, s, True)[0])
+        for needs in ((True, True), (True, False), (False, True)):
+            leaves = [t.clone().requires_grad_(n) for t, n in zip(cases[1], needs, strict=True)]
+            output, held = _given_away(answer.apply, leaves)
+            wanted = " and ".join(name for name, n in zip("xs", needs, strict=True) if n)
+            trial.equal(f"tensors that are held otherwise, for the gradient of {wanted}", held, 0)
+            output.sum().backward()
+            if needs[0]:
+                want = both(_soft_clip, *leaves, True)[0]
+                trial.close("x, from copies of what was saved", leaves[0].grad, want, rtol=1e-4, atol=1e-5)
+
+
+def _given_away(function: Callable, leaves: Sequence[Tensor]) -> tuple[Tensor, int]:
+    """function(...) of tensors that nobody holds, what it saves kept as copies; how much else is alive after it."""
+    copies: list[Tensor] = []
+
+    def pack(t: Tensor) -> int:
+        copies.append(t.detach().clone())
+        return len(copies) - 1
+
+    def alive() -> int:
+        known = {StorageWeakRef(t.untyped_storage()).cdata for t in (output, *copies)}
+        return len({one.cdata for one in born.seen if not one.expired()} - known)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, copies.__getitem__), _Born(0) as born:
+        output = function(*[t.clone() for t in leaves])
+    if alive():
+        gc.collect()  # what a cycle of objects holds
+    return output, alive()
 
 
 # ---------------------------------------------------------------- 15-09.3
@@ -524,16 +553,17 @@ class _Parts(nn.Module):
 
 
 class _Born(TorchDispatchMode):
-    """Keeps weak references to the memory of all that is larger than some numbers for each layer."""
+    """Keeps weak references to the memory of each result of more bytes (by default than a layer's numbers have)."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int = 200) -> None:
         super().__init__()
+        self.more = more
         self.seen: list[StorageWeakRef] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > 200:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > self.more:
                 self.seen.append(StorageWeakRef(tensor.untyped_storage()))
         return result
 
