@@ -388,6 +388,25 @@ WRONG_LOSSES = {
         variant("losses", (_THREE, "    return (model(x) - y.unsqueeze_(1)).square().mean()")),
         "loss_3: x and y stay",
     ),
+    "x needs a gradient afterwards": (
+        variant("losses", ("    x = x - x.mean", "    x = x.requires_grad_()\n    x = x - x.mean")),
+        "loss_3: x and y stay",
+    ),
+    "y needs a gradient afterwards": (
+        variant("losses", ("    x = x - x.mean", "    y.requires_grad_()\n    x = x - x.mean")),
+        "loss_3: x and y stay",
+    ),
+    "x keeps its gradient afterwards": (
+        variant("losses", ("    losses = F", "    if x.requires_grad:\n        x.retain_grad()\n    losses = F")),
+        "loss_4: x and y stay",
+    ),
+    "a hook on x": (
+        variant(
+            "losses",
+            ("    losses = F", "    if x.requires_grad:\n        x.register_hook(torch.clone)\n    losses = F"),
+        ),
+        "loss_4: x and y stay",
+    ),
     "broadcast": (variant("losses", ("model(x).squeeze(1) - y", "model(x) - y")), "loss_3: the value[\\s\\S]*Hint 1"),
     "shape (1,)": (variant("losses", (".square().mean()", ".square().mean().view(1)")), "loss_3: the value"),
     "not centred": (
@@ -429,6 +448,18 @@ WRONG_LOSSES = {
     ),
     "called twice": (
         variant("losses", ("    losses = F", "    model(x)\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
+    "called twice, past the hooks": (
+        variant("losses", ("    losses = F", "    model.forward(x.detach())\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
+    "once more for a batch of one": (
+        variant("losses", ("    return (model", "    if len(x) == 1:\n        model(x)\n    return (model")),
+        "loss_3: the model is called once",
+    ),
+    "once more where x needs a gradient": (
+        variant("losses", ("    losses = F", "    if x.requires_grad:\n        model(x)\n    losses = F")),
         "loss_4: the model is called once",
     ),
     "in training mode after loss_3": (

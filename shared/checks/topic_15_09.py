@@ -226,7 +226,30 @@ def _half_frozen(outputs: int, dtype: torch.dtype) -> nn.Module:
     """A small net in which one layer learns nothing, with a smooth activation."""
     frozen = nn.Conv2d(2, 3, 2).requires_grad_(False)
     parts = [frozen, nn.Tanh(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, outputs)]
-    return nn.Sequential(*parts).to(dtype)
+    return _Counted(*parts).to(dtype)
+
+
+class _Counted(nn.Sequential):
+    """Notes each call, also one that goes round the hooks."""
+
+    calls: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += (len(x),)
+        return super().forward(x)
+
+
+def _given(t: Tensor, kind: str) -> Tensor:
+    """A copy that is a constant, a leaf that needs a gradient, or the result of an operation on one."""
+    if kind == "a constant":
+        return t.clone()
+    leaf = t.clone().requires_grad_()
+    return leaf if kind == "a leaf that needs a gradient" else leaf.clone()
+
+
+def _marks(t: Tensor) -> dict[str, object]:
+    marks = {name: getattr(t, name) for name in ("requires_grad", "is_leaf", "retains_grad")}
+    return marks | {"hooks": len(t._backward_hooks or ())}
 
 
 def _graded(loss: Callable, model: nn.Module, x: Tensor, y: Tensor, wanted: bool) -> tuple[Tensor, dict[str, Any]]:
@@ -271,30 +294,32 @@ def losses(trial: Trial, answer: Any) -> None:
                     for key in want:
                         trial.close(f"{len(x)} images, {key}", got[key], want[key], rtol=1e-3, atol=1e-5)
         item = f"{name}: x and y stay as they were"
-        with trial.group(item, hint="which line writes into the caller's memory?"):
+        with trial.group(item, hint="which line does something to the caller's own tensor?"):
             for model, x, y in data:
-                given = (x.clone(), y.clone())
-                ours(model, *given)
-                trial.equal(f"x of {len(x)} images", given[0], x)
-                trial.equal(f"y of {len(x)} images", given[1], y)
+                for kind in ("a constant", "a leaf that needs a gradient", "a result that needs a gradient"):
+                    given = (_given(x, kind), y.clone())
+                    marks = [_marks(t) for t in given]
+                    ours(model, *given)
+                    trial.equal(f"x of {len(x)} images, {kind}", given[0].detach(), x)
+                    trial.equal(f"y of {len(x)} images", given[1].detach(), y)
+                    trial.equal(f"x of {len(x)} images, {kind}", _marks(given[0]), marks[0])
+                    trial.equal(f"y of {len(x)} images", _marks(given[1]), marks[1])
         item = f"{name}: the model is called once and stays as it was"
         with trial.group(item, hint="what else does your answer do with the model?"):
-            for training in (True, False):
-                for model, x, y in data[:2]:
+            for training, wanted in itertools.product((True, False), repeat=2):
+                for model, x, y in data:
                     model.train(training)
                     for p in model.parameters():
                         p.grad = torch.full_like(p, 2.0)
-                    calls: list[int] = []
-                    handle = model.register_forward_pre_hook(lambda m, args, calls=calls: calls.append(len(args[0])))
-                    ours(model, x.clone(), y.clone())
-                    handle.remove()
-                    trial.equal("images in each call of the model", calls, [len(x)])
+                    model.calls = ()
+                    ours(model, x.clone().requires_grad_(wanted), y.clone())
+                    trial.equal("images in each call of the model", model.calls, (len(x),))
                     trial.equal("mode of each layer", [m.training for m in model.modules()], [training] * 6)
                     kept = [
                         (p.requires_grad, p.grad is not None and bool((p.grad == 2).all())) for p in model.parameters()
                     ]
-                    wanted = [(not name.startswith("0."), True) for name, _ in model.named_parameters()]
-                    trial.equal("(learns, its gradient is untouched) of each parameter", kept, wanted)
+                    want = [(not name.startswith("0."), True) for name, _ in model.named_parameters()]
+                    trial.equal("(learns, its gradient is untouched) of each parameter", kept, want)
                 model.train()
 
 
