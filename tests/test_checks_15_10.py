@@ -1415,6 +1415,22 @@ WRONG_GROUPS = {
         "counted in the first",
     ),
     "a number has no length": (variant("groups", (_LEN, "return len(batch)")), "counted in the first"),
+    "keeps the group before": (
+        variant(
+            "groups",
+            ("    while group :=", "    before = ()\n    while group :="),
+            ("        sizes = [samples", "        before, old = group, before\n        sizes = [samples"),
+        ),
+        "held at once",
+    ),
+    "keeps one batch too many": (
+        variant(
+            "groups",
+            ("    while group :=", "    ends = []\n    while group :="),
+            ("        sizes = [samples", "        ends = [*ends[-1:], group[-1]]\n        sizes = [samples"),
+        ),
+        "held at once",
+    ),
     "keeps all batches": (
         variant(
             "groups",
