@@ -283,6 +283,34 @@ WRONG_FUNCTION = {
         ),
         "save_for_backward",
     ),
+    "in an object on ctx": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.kept = type('Kept', (), {})()\n        ctx.kept.both = x, s"),
+            ("x, s = ctx.saved_tensors", "x, s = ctx.kept.both"),
+        ),
+        "held otherwise",
+    ),
+    "in a function on ctx": (
+        variant(
+            "function",
+            (
+                "return s * torch.tanh(x / s)",
+                "t = torch.tanh(x / s)\n        ctx.tanh = lambda: t\n        return s * t",
+            ),
+            ("torch.tanh(x / wide), ctx.needs", "ctx.tanh(), ctx.needs"),
+        ),
+        "held otherwise",
+    ),
+    "on the class": (
+        variant(
+            "function",
+            ("ctx.save_for_backward(x, s)", "ctx.save_for_backward(s)\n        SoftClip.kept[id(ctx)] = x"),
+            ("x, s = ctx.saved_tensors", "(s,), x = ctx.saved_tensors, SoftClip.kept[id(ctx)]"),
+            ('    """s · tanh', '    kept = {}\n    """s · tanh'),
+        ),
+        "held otherwise",
+    ),
 }
 _FORWARD, _NONE = "forward is s · tanh(x / s)", "an input that needs no gradient gets None"
 _GX, _GS, _SAVED = "the gradient of x is right", "the gradient of s is right", "tensors are kept with save_for_backward"
@@ -360,6 +388,25 @@ WRONG_LOSSES = {
         variant("losses", (_THREE, "    return (model(x) - y.unsqueeze_(1)).square().mean()")),
         "loss_3: x and y stay",
     ),
+    "x needs a gradient afterwards": (
+        variant("losses", ("    x = x - x.mean", "    x = x.requires_grad_()\n    x = x - x.mean")),
+        "loss_3: x and y stay",
+    ),
+    "y needs a gradient afterwards": (
+        variant("losses", ("    x = x - x.mean", "    y.requires_grad_()\n    x = x - x.mean")),
+        "loss_3: x and y stay",
+    ),
+    "x keeps its gradient afterwards": (
+        variant("losses", ("    losses = F", "    if x.requires_grad:\n        x.retain_grad()\n    losses = F")),
+        "loss_4: x and y stay",
+    ),
+    "a hook on x": (
+        variant(
+            "losses",
+            ("    losses = F", "    if x.requires_grad:\n        x.register_hook(torch.clone)\n    losses = F"),
+        ),
+        "loss_4: x and y stay",
+    ),
     "broadcast": (variant("losses", ("model(x).squeeze(1) - y", "model(x) - y")), "loss_3: the value[\\s\\S]*Hint 1"),
     "shape (1,)": (variant("losses", (".square().mean()", ".square().mean().view(1)")), "loss_3: the value"),
     "not centred": (
@@ -401,6 +448,18 @@ WRONG_LOSSES = {
     ),
     "called twice": (
         variant("losses", ("    losses = F", "    model(x)\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
+    "called twice, past the hooks": (
+        variant("losses", ("    losses = F", "    model.forward(x.detach())\n    losses = F")),
+        "loss_4: the model is called once",
+    ),
+    "once more for a batch of one": (
+        variant("losses", ("    return (model", "    if len(x) == 1:\n        model(x)\n    return (model")),
+        "loss_3: the model is called once",
+    ),
+    "once more where x needs a gradient": (
+        variant("losses", ("    losses = F", "    if x.requires_grad:\n        model(x)\n    losses = F")),
         "loss_4: the model is called once",
     ),
     "in training mode after loss_3": (

@@ -8,6 +8,7 @@ import math
 import os
 import random
 from collections import OrderedDict, deque
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar
@@ -530,6 +531,56 @@ def _reads_the_rest(self, loop=None):
     self.pending.clear()
 
 
+def _quotient(new, old):
+    return (new - old).norm() / (old.norm() + 1e-12)
+
+
+def _keeps_in_functions(self, loop):
+    for name, p, old in self.snapshot or ():
+        self.pending.append((name, loop.step, partial(_quotient, p.detach().clone(), old)))
+    self.snapshot = None
+
+
+def _calls_the_rest(self, loop=None):
+    for name, step, late in self.pending:
+        self.history.setdefault(name, []).append((step, late().item()))
+    self.pending.clear()
+
+
+def _keeps_small_ones(self, loop):
+    self.small = [old for _, _, old in self.snapshot or () if old.dim() == 1]
+    RatiosByPairs.on_after_step(self, loop)
+
+
+def _keeps_on_the_class(self, loop):
+    type(self).kept = [old for _, _, old in self.snapshot or ()]
+    RatiosByPairs.on_after_step(self, loop)
+
+
+_LEFT = []  # copies that a step left behind
+
+
+def _divides_later(self, loop):
+    _LEFT[:] = [(n, loop.step, p.detach().clone(), old) for n, p, old in self.snapshot or ()]
+    self.snapshot = None
+
+
+def _divides_now(self, loop):
+    self.pending += [(n, step, _quotient(p, old)) for n, step, p, old in _LEFT]
+    _LEFT.clear()
+
+
+def _copies_the_model(self, loop):
+    RatiosByPairs.on_before_step(self, loop)
+    self.model = iter([copy.deepcopy(loop.model)])
+
+
+def _reads_in_tens(self, loop):
+    RatiosByPairs.on_after_step(self, loop)
+    if loop.step % 10 == 0:
+        self._read()
+
+
 def _noisy(self, loop):
     RatiosByPairs.on_before_step(self, loop)
     torch.rand(1)
@@ -689,6 +740,18 @@ WRONG_RATIO = {
     "clears the gradients": (ratios(on_after_step=_clears), "only looks"),
     "keeps the graph": (ratios(on_after_step=_keeps_graph), "no copy of a weight"),
     "keeps the copies": (ratios(on_after_step=_keeps_copies), "no copy of a weight"),
+    "keeps copies in functions": (
+        ratios(on_after_step=_keeps_in_functions, _read=_calls_the_rest),
+        "no copy of a weight",
+    ),
+    "keeps copies of the small ones": (ratios(on_after_step=_keeps_small_ones), "no copy of a weight"),
+    "keeps copies on the class": (ratios(on_after_step=_keeps_on_the_class), "no copy of a weight"),
+    "keeps copies until the end of the batch": (
+        ratios(on_after_step=_divides_later, on_batch_end=_divides_now),
+        "no copy of a weight",
+    ),
+    "a copy of the model": (ratios(on_before_step=_copies_the_model), "no copy of a weight"),
+    "reads every tenth step": (ratios(on_after_step=_reads_in_tens), "nothing is read"),
     "keeps all copies until they are read": (
         ratios(on_after_step=_keeps_the_rest, _read=_reads_the_rest),
         "no copy of a weight",
@@ -1352,6 +1415,22 @@ WRONG_GROUPS = {
         "counted in the first",
     ),
     "a number has no length": (variant("groups", (_LEN, "return len(batch)")), "counted in the first"),
+    "keeps the group before": (
+        variant(
+            "groups",
+            ("    while group :=", "    before = ()\n    while group :="),
+            ("        sizes = [samples", "        before, old = group, before\n        sizes = [samples"),
+        ),
+        "held at once",
+    ),
+    "keeps one batch too many": (
+        variant(
+            "groups",
+            ("    while group :=", "    ends = []\n    while group :="),
+            ("        sizes = [samples", "        ends = [*ends[-1:], group[-1]]\n        sizes = [samples"),
+        ),
+        "held at once",
+    ),
     "keeps all batches": (
         variant(
             "groups",

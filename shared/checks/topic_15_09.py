@@ -1,6 +1,7 @@
 """Checks of the exercises in 15-09, Debugging PyTorch Models."""
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -172,6 +173,34 @@ def soft_clip(trial: Trial, answer: Any) -> None:
         for output, (x, s) in zip(outputs, pairs, strict=True):
             output.sum().backward()
             trial.close("x, two calls before backward", x.grad, both(_soft_clip, x, s, True)[0])
+        for needs in ((True, True), (True, False), (False, True)):
+            leaves = [t.clone().requires_grad_(n) for t, n in zip(cases[1], needs, strict=True)]
+            output, held = _given_away(answer.apply, leaves)
+            wanted = " and ".join(name for name, n in zip("xs", needs, strict=True) if n)
+            trial.equal(f"tensors that are held otherwise, for the gradient of {wanted}", held, 0)
+            output.sum().backward()
+            if needs[0]:
+                want = both(_soft_clip, *leaves, True)[0]
+                trial.close("x, from copies of what was saved", leaves[0].grad, want, rtol=1e-4, atol=1e-5)
+
+
+def _given_away(function: Callable, leaves: Sequence[Tensor]) -> tuple[Tensor, int]:
+    """function(...) of tensors that nobody holds, what it saves kept as copies; how much else is alive after it."""
+    copies: list[Tensor] = []
+
+    def pack(t: Tensor) -> int:
+        copies.append(t.detach().clone())
+        return len(copies) - 1
+
+    def alive() -> int:
+        known = {StorageWeakRef(t.untyped_storage()).cdata for t in (output, *copies)}
+        return len({one.cdata for one in born.seen if not one.expired()} - known)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, copies.__getitem__), _Born(0) as born:
+        output = function(*[t.clone() for t in leaves])
+    if alive():
+        gc.collect()  # what a cycle of objects holds
+    return output, alive()
 
 
 # ---------------------------------------------------------------- 15-09.3
@@ -197,7 +226,30 @@ def _half_frozen(outputs: int, dtype: torch.dtype) -> nn.Module:
     """A small net in which one layer learns nothing, with a smooth activation."""
     frozen = nn.Conv2d(2, 3, 2).requires_grad_(False)
     parts = [frozen, nn.Tanh(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, outputs)]
-    return nn.Sequential(*parts).to(dtype)
+    return _Counted(*parts).to(dtype)
+
+
+class _Counted(nn.Sequential):
+    """Notes each call, also one that goes round the hooks."""
+
+    calls: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += (len(x),)
+        return super().forward(x)
+
+
+def _given(t: Tensor, kind: str) -> Tensor:
+    """A copy that is a constant, a leaf that needs a gradient, or the result of an operation on one."""
+    if kind == "a constant":
+        return t.clone()
+    leaf = t.clone().requires_grad_()
+    return leaf if kind == "a leaf that needs a gradient" else leaf.clone()
+
+
+def _marks(t: Tensor) -> dict[str, object]:
+    marks = {name: getattr(t, name) for name in ("requires_grad", "is_leaf", "retains_grad")}
+    return marks | {"hooks": len(t._backward_hooks or ())}
 
 
 def _graded(loss: Callable, model: nn.Module, x: Tensor, y: Tensor, wanted: bool) -> tuple[Tensor, dict[str, Any]]:
@@ -242,30 +294,32 @@ def losses(trial: Trial, answer: Any) -> None:
                     for key in want:
                         trial.close(f"{len(x)} images, {key}", got[key], want[key], rtol=1e-3, atol=1e-5)
         item = f"{name}: x and y stay as they were"
-        with trial.group(item, hint="which line writes into the caller's memory?"):
+        with trial.group(item, hint="which line does something to the caller's own tensor?"):
             for model, x, y in data:
-                given = (x.clone(), y.clone())
-                ours(model, *given)
-                trial.equal(f"x of {len(x)} images", given[0], x)
-                trial.equal(f"y of {len(x)} images", given[1], y)
+                for kind in ("a constant", "a leaf that needs a gradient", "a result that needs a gradient"):
+                    given = (_given(x, kind), y.clone())
+                    marks = [_marks(t) for t in given]
+                    ours(model, *given)
+                    trial.equal(f"x of {len(x)} images, {kind}", given[0].detach(), x)
+                    trial.equal(f"y of {len(x)} images", given[1].detach(), y)
+                    trial.equal(f"x of {len(x)} images, {kind}", _marks(given[0]), marks[0])
+                    trial.equal(f"y of {len(x)} images", _marks(given[1]), marks[1])
         item = f"{name}: the model is called once and stays as it was"
         with trial.group(item, hint="what else does your answer do with the model?"):
-            for training in (True, False):
-                for model, x, y in data[:2]:
+            for training, wanted in itertools.product((True, False), repeat=2):
+                for model, x, y in data:
                     model.train(training)
                     for p in model.parameters():
                         p.grad = torch.full_like(p, 2.0)
-                    calls: list[int] = []
-                    handle = model.register_forward_pre_hook(lambda m, args, calls=calls: calls.append(len(args[0])))
-                    ours(model, x.clone(), y.clone())
-                    handle.remove()
-                    trial.equal("images in each call of the model", calls, [len(x)])
+                    model.calls = ()
+                    ours(model, x.clone().requires_grad_(wanted), y.clone())
+                    trial.equal("images in each call of the model", model.calls, (len(x),))
                     trial.equal("mode of each layer", [m.training for m in model.modules()], [training] * 6)
                     kept = [
                         (p.requires_grad, p.grad is not None and bool((p.grad == 2).all())) for p in model.parameters()
                     ]
-                    wanted = [(not name.startswith("0."), True) for name, _ in model.named_parameters()]
-                    trial.equal("(learns, its gradient is untouched) of each parameter", kept, wanted)
+                    want = [(not name.startswith("0."), True) for name, _ in model.named_parameters()]
+                    trial.equal("(learns, its gradient is untouched) of each parameter", kept, want)
                 model.train()
 
 
@@ -524,16 +578,17 @@ class _Parts(nn.Module):
 
 
 class _Born(TorchDispatchMode):
-    """Keeps weak references to the memory of all that is larger than some numbers for each layer."""
+    """Keeps weak references to the memory of each result of more bytes (by default than a layer's numbers have)."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int = 200) -> None:
         super().__init__()
+        self.more = more
         self.seen: list[StorageWeakRef] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > 200:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > self.more:
                 self.seen.append(StorageWeakRef(tensor.untyped_storage()))
         return result
 

@@ -11,9 +11,9 @@ import random
 import stat
 import tempfile
 import weakref
-from collections import OrderedDict, deque, namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from shared.checks.feedback import Trial, exercise
@@ -382,20 +385,46 @@ class _Reads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Ratios:
-    """A small training that calls a callback's hooks in the order of the lesson's table."""
+class _Made(TorchDispatchMode):
+    """Keeps weak references to the memory of each result of `least` bytes or more."""
 
-    def __init__(self, seed: int = 0, step: int = 0) -> None:
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.seen = least, []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.seen += [StorageWeakRef(storage) for storage in storages if storage.nbytes() >= self.least]
+        return result
+
+    def alive(self, owners: Any) -> int:
+        """How much of it there still is that is no memory of `owners`."""
+        known = {StorageWeakRef(t.untyped_storage()).cdata for t in tree_leaves(owners) if isinstance(t, Tensor)}
+        self.seen = [one for one in self.seen if not one.expired()]
+        return len({one.cdata for one in self.seen} - known)
+
+
+class _Ratios:
+    """A small training that calls a callback's hooks in the order of the lesson's table.
+
+    Args:
+        seed, step: of the weights, and the number of the step before the first.
+        width: how many times as large the parameters are.
+        watched: whether what the hooks touch is noted.
+    """
+
+    def __init__(self, seed: int = 0, step: int = 0, width: int = 1, watched: bool = False) -> None:
         torch.manual_seed(seed)
         model = nn.Module()
-        model.a = nn.Linear(5, 7)
-        model.ab = nn.Linear(7, 3).double()
+        model.a = nn.Linear(5, 7 * width)
+        model.ab = nn.Linear(7 * width, 3 * width).double()
         model.a_b = nn.Parameter(torch.tensor(0.5))
-        model.zeros = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        model.unused = nn.Parameter(torch.randn(2, 2, 2))
-        model.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        model.zeros = nn.Parameter(torch.zeros(3 * width, dtype=torch.float64))
+        model.unused = nn.Parameter(torch.randn(2, 2, 2 * width))
+        model.frozen = nn.Parameter(torch.randn(4 * width), requires_grad=False)
         model.tied = model.a
-        model.empty_like = nn.Parameter(torch.randn(6, 4).t())  # not contiguous
+        model.empty_like = nn.Parameter(torch.randn(6, 4 * width).t())  # not contiguous
         self.model = model
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.03, weight_decay=0.2)
         self.loop = SimpleNamespace(
@@ -407,17 +436,29 @@ class _Ratios:
         self.reads: list[str] = []
         self.touched: list[str] = []
         self.held: list[str] = []
+        self.watched = watched
+        self.made = _Made(min(p.nbytes for p in model.parameters() if p.numel() > 1)) if width > 1 else None
 
     def call(self, callback: Any, hook: str) -> None:
         """One hook, which must leave everything as it is."""
-        before = self._seen()
-        with _Reads() as reads:
+        before = self._seen() if self.watched else {}
+        with _Reads() as reads, self.made or nullcontext():
             getattr(callback, hook)(self.loop)
         if hook not in ("on_epoch_end", "on_fit_end"):
             self.reads += [f"{name} in {hook}" for name in reads.names]
-        after = self._seen()
+        after = self._seen() if self.watched else {}
         self.touched += [f"{name} in {hook}" for name in before if not _same(before[name], after[name])]
         torch.set_grad_enabled(True)  # or the training could not go on
+        after_step = hook in ("on_after_step", "on_batch_end", "on_epoch_end", "on_fit_end")
+        if self.made is not None and after_step and not self.held and self._copies():
+            gc.collect()  # frees what only cycles of objects hold
+            count = self._copies()
+            self.held += [f"{count} as large as a weight, after {hook} of step {self.loop.step}"] * (count > 0)
+
+    def _copies(self) -> int:
+        weights = list(self.model.parameters())
+        loop = (self.loop.__dict__.get(name) for name in ("loss", "output", "batch"))
+        return self.made.alive([weights, [p.grad for p in weights], list(self.optimizer.state.values()), *loop])
 
     def _seen(self) -> dict[str, Any]:
         grads = {f"gradient of {n}": p.grad for n, p in self.model.named_parameters()}
@@ -460,34 +501,11 @@ class _Ratios:
                     ratio = (p.detach().double() - old[name]).norm() / (old[name].norm() + 1e-12)
                     self.want.setdefault(name, []).append((self.loop.step, float(ratio)))
             self.call(callback, "on_after_step")
-            largest = max(p.numel() for p in model.parameters())
-            for t in _tensors(callback):
-                kept = [f"a tensor of {t.numel()} elements"] * (t.numel() >= largest) + ["a graph"] * t.requires_grad
-                self.held += [f"{what}, after step {self.loop.step}" for what in kept]
         self.optimizer.zero_grad()
         self.call(callback, "on_batch_end")
 
 
 _OTHERS = (nn.Module, torch.optim.Optimizer, SimpleNamespace, type)  # that a callback may know, and doesn't own
-
-
-def _tensors(owner: Any) -> list[Tensor]:
-    """The tensors that an object reaches through its attributes, lists, tuples, dictionaries and sets."""
-    found, seen, rest = [], set(), [vars(owner)]
-    while rest:
-        one = rest.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, Mapping):
-            rest += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset | deque):
-            rest += list(one)
-        elif hasattr(one, "__dict__") and not isinstance(one, _OTHERS):
-            rest.append(vars(one))
-    return found
 
 
 def _same(one: Any, two: Any) -> bool:
@@ -541,8 +559,10 @@ def update_ratio(trial: Trial, answer: Any) -> None:
     """`answer(every)` is a Callback whose history holds a ratio for each parameter and step."""
     _derived(trial, answer, "Callback")
 
-    def trained(every: int = 1, epochs: Sequence[int] = (3, 2), step: int = 0, leave: bool = False) -> Any:
-        training, callback = _Ratios(seed=every, step=step), answer(every)
+    def trained(
+        every: int = 1, epochs: Sequence[int] = (3, 2), step: int = 0, leave: bool = False, **options: Any
+    ) -> Any:
+        training, callback = _Ratios(seed=every, step=step, **options), answer(every)
         training.call(callback, "on_fit_start")
         for epoch, batches in enumerate(epochs):
             training.loop.epoch = epoch
@@ -626,13 +646,13 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         again.call(callback, "on_fit_end")
         got = {name: len(callback.history.get(name, [])) for name in again.want}
         trial.equal("rows after a second fit of one step", got, dict.fromkeys(again.want, 1))
-    training, callback = trained(1, (4, 4))
-    hint = "who makes a Python number?"
+    training, hint = trained(1, (25, 3))[0], "who makes a Python number?"
     trial.equal("nothing is read in the hooks of a batch", training.reads, [], hint=hint, see=2)
+    training = trained(1, (2, 2), watched=True)[0]
     trial.equal("it only looks", training.touched, [], hint="what does the named hook change?")
-    item, hint = "no copy of a weight is kept after its step", "what does the object still hold?"
+    item, hint = "no copy of a weight is kept after its step", "who still holds one?"
     for every in (1, 3):
-        training = trained(every, (4, 4))[0]
+        training = trained(every, (2, 2), width=20)[0]
         trial.equal(item, training.held, [], hint=f"{hint} (every={every})")
 
 
@@ -1144,21 +1164,27 @@ def grouped(trial: Trial, answer: Any) -> None:
                 f"groups of {count}", max(ahead) <= most, expected=f"at most {most} ahead", got=f"{max(ahead)} ahead"
             )
             alive: weakref.WeakSet[Any] = weakref.WeakSet()
+            held = [0]
 
-            def fresh(alive: Any = alive) -> Iterator[Any]:
+            def note(alive: Any = alive, held: list[int] = held, count: int = count) -> None:
+                if len(alive) > 2 * count >= held[0]:
+                    gc.collect()  # frees what only cycles of objects hold
+                held[0] = max(held[0], len(alive))
+
+            def fresh(alive: Any = alive, note: Callable[[], None] = note) -> Iterator[Any]:
                 for _ in range(12 * 5):
                     alive.add(batch := _Kept(x=torch.zeros(2, 1)))
+                    note()
                     yield batch
                     del batch
 
-            most = 0
             for _ in answer(fresh(), count):
-                most = max(most, len(alive))
+                note()
             trial.that(
-                f"batches kept, in groups of {count}",
-                most <= 3 * count + 3,
-                expected=f"those of the last groups, {3 * count + 3} at most",
-                got=f"{most} of 60",
+                f"batches held at once, in groups of {count}",
+                held[0] <= 2 * count,
+                expected=f"those of two groups, {2 * count} at most",
+                got=f"{held[0]} of 60",
                 hint="what still holds the batches of groups that are over?",
             )
     errors = {}
