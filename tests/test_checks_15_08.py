@@ -377,7 +377,7 @@ WRONG_SHIFT = {
     "forgets the group": (shift_world, "every rank returns"),
     "takes places for ranks": (shift_by_world_peers, "not part of group|of a group of|itself"),
     "receives from anybody": (shift_from_anybody, "receives from any rank"),
-    "a ring of five always": (shift_five, "not part of group|of a group of 4|itself"),
+    "a ring of five always": (shift_five, "not part of the group|of a group of 4|itself"),
     "to the left": (shift_left, "places to its left"),
     "zeros where nothing moves": (shift_zeros, "places to its left"),
     "in float32": (shift_as_float, "places to its left[\\s\\S]*dtype torch.float64"),
