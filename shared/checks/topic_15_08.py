@@ -164,8 +164,8 @@ def _told(got: Any, want: Tensor, before: Tensor | None = None) -> dict[str, Any
     """A hint for numbers that are nearly right or what they were before; for all others the group's own serves."""
     if not isinstance(got, Tensor) or got.shape != want.shape:
         return {}
-    wide = [tensor.to(torch.complex128) for tensor in (got, want)]
-    if got.dtype != want.dtype or torch.allclose(*wide, rtol=0.01, atol=0.0):
+    error, size = ((t.to(torch.complex128) - o).abs() for t, o in ((got, want.to(torch.complex128)), (want, 0)))
+    if got.dtype != want.dtype or (want.numel() and bool(error.max() < 0.01 * size.max())):
         return {"hint": "follow the dtype: what is sent, and what is returned?"}
     if before is not None and torch.equal(got, before):
         return {"hint": "these are the old numbers of this rank: has nothing arrived, or was it written elsewhere?"}
