@@ -1129,7 +1129,7 @@ PROMISES = {
         ("not by the order on an engine", "no buffer is overwritten while it is read", "the engines' order"),
         ("copies of later batches overlap with the compute", "as fast as it can be", "one stream"),
         ("as early as `schedule` and `depth` buffers allow", "as fast as it can be", "one buffer unused"),
-        ("even if copies or computes then take longer", "as fast as it can be", "two buffers at most"),
+        ("even if single copies or computes take longer", "as fast as it can be", "two buffers at most"),
         (
             "whatever the durations are",
             "a compute starts after its copy, whatever the durations",

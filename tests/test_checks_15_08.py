@@ -1824,7 +1824,7 @@ PROMISES = {
         ("by its mean over the ranks of the group", MEANS, "divides by the world's size"),
         ("over the ranks of the group", RETURNS, "forgets the group"),
         ("replaces every gradient by its mean", MEANS, "leaves frozen parameters out"),
-        ("Go through the parameters (an iterator) in the order given", MEANS, "goes through the iterator twice"),
+        ("Go through the parameters (read once) in the order given", MEANS, "goes through the iterator twice"),
         ("would then hold more than `bucket_bytes`", BUCKET, "closes a bucket that is too full"),
         ("unless the bucket would then hold more than `bucket_bytes`", BUCKET, "never fills a bucket"),
         ("in that case close it and open the next", BUCKET, "one bucket a parameter"),

@@ -107,7 +107,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         "a tensor for a buffer's name stays a buffer": ("which table has the name, and in which place?", 1),
         "None keeps a registered name in its table": ("what may the table of the name hold?", 1),
         "another value for a registered name raises TypeError and changes nothing": ("who refuses, and when?", 1),
-        "a name that is not registered is set as by MiniModule": ("who sets what MiniModule doesn't file?", 1),
+        "anything else for another name is set as by MiniModule": ("who sets what MiniModule doesn't file?", 1),
         "del removes the name, or raises AttributeError": ("in which places may a name be?", None),
     }
     takes_over, stays, empties, refuses, ordinary, deletes = hints

@@ -459,7 +459,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
     """`answer(model, *args, **kwargs)` exports for any batch size; the model itself says what is right."""
     kept: list[tuple[str, list[bool], list[bool]]] = []
     counted: list[tuple[str, int]] = []
-    moved, modes = "no buffer has moved", "each module is in the mode it was in"
+    moved, modes = "no buffer has changed", "each module is in the mode it was in"
 
     def export(name: str, model: nn.Module, args: tuple, kwargs: dict | None = None) -> Any:
         before = _modes(model)
@@ -539,7 +539,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
         module = export("two tensors", _Two(), (torch.randn(3, 4), torch.randn(3, 2, 2))).module()
         refused = _refuses(module, torch.randn(3, 4), torch.randn(5, 2, 2))
         trial.that("3 rows and 5 rows", refused, expected="an error", got="a result")
-    with trial.group("a model may have run and keep results", hint="what can't be copied, and by what?", see=1):
+    with trial.group("a model may hold results of earlier runs", hint="what can't be copied, and by what?", see=1):
         keeps, x = _Keeps(), torch.randn(5, 4)
         trial.close("5 rows", export("a result is kept", keeps, (torch.randn(2, 4),)).module()(x), keeps(x))
     with trial.group("rounding is no difference", hint="how far apart are numbers of this size?"):
