@@ -628,7 +628,8 @@ def param_groups(trial: Trial, answer: Any) -> None:
     item = "no group is empty, no two have the same rate and decay"
     with trial.group(item, hint="what makes a new group?", see=2):
         for case, _, groups, wanted in found:
-            trial.equal(f"sizes, {case}", [bool(group["params"]) for group in groups], [True] * len(groups))
+            sizes = [len(group["params"]) for group in groups]
+            trial.that(f"parameters of each group, {case}", all(sizes), expected="one or more in each", got=sizes)
             keys = {(f"{rate:.9g}", decay) for rate, decay in wanted.values()}
             trial.equal(f"groups, {case}", len(groups), len(keys))
     with trial.group("layers stays as it is", hint="what is done to the caller's list?"):

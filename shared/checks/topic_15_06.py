@@ -39,6 +39,10 @@ def _graph_module(trial: Trial, result: Any) -> None:
         )
 
 
+def _at(case: str) -> str:
+    return f"print the graph of this case: {case}"
+
+
 def _lint(gm: fx.GraphModule) -> str:
     try:
         gm.graph.lint()
@@ -176,7 +180,7 @@ def replace_relu(trial: Trial, answer: Any) -> None:
         for new in (_steep, _bent):
             model = make()
             before = _shape_of(model)
-            result = trial.call("takes any traceable model", lambda m=model, n=new: answer(m, n), hint=label)
+            result = trial.call("takes any traceable model", lambda m=model, n=new: answer(m, n), hint=_at(label))
             _graph_module(trial, result)
             with (
                 trial.group("computes what the model does with new in place of each ReLU", see=1),
@@ -194,7 +198,7 @@ def replace_relu(trial: Trial, answer: Any) -> None:
                     expected="one argument",
                     got=str([(n.args, n.kwargs) for n in found]),
                 )
-            trial.equal("all other calls stay", len(_calls(result.graph)) - len(found), others, hint=label)
+            trial.equal("all other calls stay", len(_calls(result.graph)) - len(found), others, hint=_at(label))
             with trial.group("model stays as it is", hint="whose graph, and whose modules, are changed?"):
                 trial.equal(label, _shape_of(model), before)
                 trial.equal(label, model(x.clone()), want(torch.relu, x))
@@ -367,7 +371,10 @@ def count_flops(trial: Trial, answer: Any) -> None:
     answer(model, x.clone().requires_grad_())
     modes = list(_GRAD_MODES)
     trial.equal("the model runs once", len(modes), 1, hint="how often is it called?")
-    with trial.group("no gradients are recorded, and recording is as it was afterwards", hint="torch.no_grad"):
+    with trial.group(
+        "no gradients are recorded, and recording is as it was afterwards",
+        hint="when is recording switched off, and when on again?",
+    ):
         trial.equal("while it runs", any(modes), False)
         trial.equal("afterwards", torch.is_grad_enabled(), True)
 
@@ -482,7 +489,7 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
 
     def hold(item: str, label: str, gm: fx.GraphModule, left: int, hint: str, see: int | None, *inputs: Tensor) -> None:
         before, shape = _fingerprint(gm), _shape_of(gm)
-        result = trial.call("takes any GraphModule", lambda: answer(gm), hint=label)
+        result = trial.call("takes any GraphModule", lambda: answer(gm), hint=_at(label))
         _graph_module(trial, result)
         trial.equal(
             "gm stays as it is", _fingerprint(gm) == before, True, hint=f"{label}: whose graph is edited?", see=2
@@ -539,7 +546,16 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
     a, b = graph.placeholder("a", default_value=1.0), graph.placeholder("b", default_value=1.0)
     graph.output((graph.call_function(operator.add, (a, 2)), graph.call_function(operator.add, (b, 2))))
     gm = fx.GraphModule(nn.Module(), graph)
-    hold("placeholders and the output stay", "two inputs with one default", gm, 5, "", None, x, x + 1)
+    hold(
+        "placeholders and the output stay",
+        "two inputs with one default",
+        gm,
+        5,
+        "which nodes may be merged at all?",
+        None,
+        x,
+        x + 1,
+    )
 
 
 def _cse(gm: fx.GraphModule) -> fx.GraphModule:
@@ -703,13 +719,13 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
         steps, before, shape = len(_calls(fx.symbolic_trace(model).graph)), _state(model), _shape_of(model)
         want = copy.deepcopy(model)(x)
         with torch.enable_grad():  # as the notebook calls it
-            result = trial.call("takes any model in evaluation mode", lambda: answer(model), hint=label)
+            result = trial.call("takes any model in evaluation mode", lambda: answer(model), hint=_at(label))
         _graph_module(trial, result)
         traced = fx.symbolic_trace(model).graph
         left, wanted_left = len(_calls(result.graph)), steps - pairs
         if not pairs:
             left, wanted_left = ([n.op for n in g.nodes if n.op != "get_attr"] for g in (result.graph, traced))
-        with trial.group(item, see=see):
+        with trial.group(item, see=see, hint="which numbers of this case does the folding need, and where?"):
             got = copy.deepcopy(result)(x)
             for one, wanted in zip(*[v if isinstance(v, tuple) else (v,) for v in (got, want)], strict=True):
                 size = wanted.abs().max().item()
@@ -932,7 +948,7 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
             before, built, want = _state(model), _shape_of(model), model(x)
             with redirect_stderr(io.StringIO()):  # fx writes the code that raised
                 result = trial.call(
-                    "takes any traceable model", lambda m=model, b=bits, p=per_channel: answer(m, b, p), hint=kind
+                    "takes any traceable model", lambda m=model, b=bits, p=per_channel: answer(m, b, p), hint=_at(kind)
                 )
             _graph_module(trial, result)
             found = {
@@ -1372,7 +1388,8 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         backend = answer([_dead_code, _tidy])
         backend(gm, [x.clone()])
         want = [("_dead_code", left, True), ("_tidy", left, True)]
-        trial.equal("log where nothing is written, and a module goes that nobody calls", backend.log, [want])
+        name = "log where nothing is written, and a module goes that nobody calls"
+        trial.equal(name, backend.log, [want], hint="what does a run write, and what is merely gone?")
     with trial.group(
         "gradients flow through the callable", hint="is gradient mode off when it is called, or is it a copy?"
     ):

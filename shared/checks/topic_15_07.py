@@ -184,6 +184,13 @@ _BEFORE = {  # what the message says in front of each number
 }
 
 
+def _entry(trial: Trial, case: str, got: Any, key: str) -> Any:
+    """got[key], in a group; the case fails where there is none."""
+    has = isinstance(got, Mapping) and key in got
+    trial.that(case, has, expected=f"a dictionary with {key!r}", got=repr(got)[:200])
+    return got[key] if has else None
+
+
 def _message(gpu: int, requested: str, capacity: str, free: str, in_use: str, allocated: str, cached: str) -> str:
     return (
         f"CUDA out of memory. Tried to allocate {requested}. GPU {gpu} has a total capacity of {capacity} of which "
@@ -270,7 +277,7 @@ def post_mortem(trial: Trial, answer: Any) -> None:
     def entry(case: str, message: str, segments: list[dict], key: str) -> Any:
         snapshot = {"segments": segments, "device_traces": [], "allocator_settings": {}}
         got = trial.call(case, lambda: answer(message, snapshot))
-        return got[key] if isinstance(got, Mapping) and key in got else f"no entry {key!r} in {got!r}"
+        return _entry(trial, case, got, key)
 
     def size() -> str:
         unit = dice.choice(list(_UNITS))
@@ -461,8 +468,7 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
             for name, model, optimizer in cases:
                 case, twice = f"{name}, {optimizer}", name in ("a tied parameter", "a buffer in two modules")
                 got = trial.call(case, lambda model=model, optimizer=optimizer: answer(model, optimizer))
-                has = isinstance(got, Mapping) and key in got
-                found = got[key] if has else f"no entry {key!r} in {got!r}"
+                found = _entry(trial, case, got, key)
                 trial.equal(case, found, _fixed_bytes(model, optimizer)[key], hint=hint, see=2 if twice else see)
     with trial.group("nothing is computed, and the model stays as it is", hint="what do shapes and dtypes tell alone?"):
         for name, model, optimizer in cases:
@@ -532,7 +538,7 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
 
     def entry(case: tuple, key: str) -> Any:
         got = trial.call(_call("matmul_cost", case), lambda: answer(*case))
-        return got[key] if isinstance(got, Mapping) and key in got else f"no entry {key!r} in {got!r}"
+        return _entry(trial, _call("matmul_cost", case), got, key)
 
     for key, (hint, see) in hints.items():
         kind = ", an int" if key in ("flops", "bytes") else ""
