@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -437,6 +438,9 @@ def _prepare(environment: dict[str, str], rank: int, size: int) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
+    # 2.14 calls them deprecated; 2.12 and 2.15 don't
+    two = r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated"
+    warnings.filterwarnings("ignore", two, FutureWarning)
 
 
 def _make_group(folder: Path, rank: int, size: int, backend: str, timeout: float) -> None:

@@ -1374,7 +1374,7 @@ PROMISES_NORMS = [
     ("Image $i$ adds", _OWN_NORM, "inputs of all images"),
     ("$\\delta_i$ to that of its bias", _OWN_NORM, "without biases"),
     ("sum to $\\lVert\\delta_i\\rVert^2\\lVert x_i\\rVert^2$", _OWN_NORM, "no inputs"),
-    ("some perhaps without a bias", _OWN_NORM, "layers with a bias only"),
+    ("and may lack a bias", _OWN_NORM, "layers with a bias only"),
     ("It returns a tensor `(N,)`", _OWN_NORM, "one number"),
     ("detached", "is detached", "with a graph"),
     ("for each image the norm of the gradient of its own `F.cross_entropy`", _OWN_NORM, "of the mean loss"),
@@ -1392,6 +1392,9 @@ PROMISES_NORMS = [
 ]
 CONTEXT_NORMS = [
     "How long is each image's gradient?",
+    "for models that treat each image by itself",
+    "All parameters are trainable, each in one",
+    "no output is overwritten in place",
 ]
 
 

@@ -428,6 +428,10 @@ WRONG_BUCKET = {
         buckets(check_size=lambda self, size: Buckets.check_size(self, int(size) if size == int(size) else 0)),
         "batch_size 2.0",
     ),
+    "no boundaries, a bucket for each length": (
+        buckets(bucket_of=lambda self, length: Buckets.bucket_of(self, length) if self.boundaries else length),
+        "only a bucket's last batch",
+    ),
     "any boundaries": (buckets(check_boundaries=lambda *_: None), "boundaries"),
     "equal boundaries": (
         buckets(
@@ -487,6 +491,11 @@ PROMISES_BUCKET = [
     ),
     ("`len()` is the number of batches", "len() is the number of batches", "one division for len"),
     ("Batches in an epoch", "len() is the number of batches", "len ignores drop_last"),
+    (
+        "without boundaries there is one",
+        "only a bucket's last batch is shorter",
+        "no boundaries, a bucket for each length",
+    ),
     ("if there are no lengths", UNUSABLE, "no lengths, no batches"),
     ("if `batch_size` is not a positive int", UNUSABLE, "any batch_size"),
     ("if `batch_size` is not a positive int", UNUSABLE, "a whole float for batch_size"),
@@ -898,7 +907,7 @@ PROMISES_WEIGHTED = [
     ),
     ("if `num_samples` is not a positive int", BAD_COUNT, "any num_samples"),
     ("if it is more than there are weights above 0", BAD_COUNT, "counts weights of 0, too"),
-    ("Raises ValueError: weights or number of draws as in point 6.", BAD_COUNT, "any number without replacement"),
+    ("Raises ValueError: weights, draws or size as in point 6.", BAD_COUNT, "any number without replacement"),
 ]
 CONTEXT_WEIGHTED = [
     "1.",
@@ -1230,7 +1239,7 @@ PROMISES_STREAM = [
 ]
 CONTEXT_STREAM = [
     "1.",
-    "Each worker has a copy of the stream",
+    "Each worker reads all of its copy",
     "`shards` is a sequence",
     "`read(shard)` gives an iterable",
 ]

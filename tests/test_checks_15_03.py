@@ -287,7 +287,7 @@ _TAKES = "a parameter or a module takes the name over"
 _STAYS = "a tensor for a buffer's name stays a buffer"
 _NONE = "None keeps a registered name in its table"
 _REFUSES = "another value for a registered name raises TypeError and changes nothing"
-_ORDINARY = "a name that is not registered is set as by MiniModule"
+_ORDINARY = "anything else for another name is set as by MiniModule"
 _DELETES = "del removes the name, or raises AttributeError"
 PROMISES_REGISTRATION = [
     ("Write `CarefulModule`, derived from `MiniModule`", "is derived from MiniModule", "not derived"),
@@ -306,7 +306,7 @@ PROMISES_REGISTRATION = [
     ("raises `TypeError`", _REFUSES, "ValueError"),
     ("and nothing changes", _REFUSES, "empties before it raises"),
     ("File the value, or raise TypeError where the name is registered for another kind.", _REFUSES, "accepts anything"),
-    ("a name that is not registered is set as by `MiniModule`", _ORDINARY, "tensors become buffers"),
+    ("anything else for another name is set as by `MiniModule`", _ORDINARY, "tensors become buffers"),
     ("or by the property of that name", _ORDINARY, "a property loses its setter"),
     ("that of a property by its deleter", _DELETES, "del passes a deleter by"),
     ("`del` removes the name from where it is", _DELETES, "del of tables only"),

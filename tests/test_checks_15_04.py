@@ -1218,7 +1218,7 @@ PROMISES_CLIP = [
     ("$p$ being `norm_type`, any positive number or infinity", _ONE_SET, "always the 2-norm"),
     ("each gradient is multiplied in place", _PLACE, "new gradients"),
     ("by $\\min(1,\\ \\mathtt{max\\_norm}/(\\text{norm}+10^{-6}))$", _ONE_SET, "without the small number"),
-    ("`parameters` is a tensor or an iterable of tensors (also a generator).", _FORMS, "a tensor is its rows"),
+    ("`parameters` is a tensor or an iterable of tensors (also a generator, or `[]`).", _FORMS, "a tensor is its rows"),
     (
         "The result is the norm before clipping, without dimensions, equal to what `clip_grad_norm_` gives.",
         _ONE_SET,

@@ -871,11 +871,12 @@ PROMISES_FUSE = [
     ("of a subclass too", _TRAINING, "norms of torch only"),
     ("Numbers are folded in float32 at least and rounded once to the convolution's dtype", _ONCE, "scale rounded"),
     ("a bfloat16 convolution may have a float32 batch norm", _ONCE, "folded in bfloat16"),
-    ("Folded weight and bias, from what conv_values and norm_values return.", _KINDS, "beta forgotten"),
+    ("Folded weight and bias of what conv_values and norm_values return", _KINDS, "beta forgotten"),
     ("The traced model with batch norms folded into the convolutions before them.", _KINDS, "eps fixed"),
     ("Left alone:", _ALONE, "users ignored"),
 ]
 CONTEXT_FUSE = [
+    "you may do without it",
     "Write `fuse_conv_bn(model)`.",
     "Inputs have a batch dimension;",
     "modules have no hooks.",

@@ -162,7 +162,7 @@ _ZERO, _FLAT = "a uniform image has the value 0", "a uniform image has the gradi
 PROMISES_CONTRAST = [
     ("for an image whose contrast is 0.001 or more, value", _VALUE, "a large eps"),
     ("and gradient are those of `broken_contrast` (to 1 part in 1,000)", _SLOPE, "detached"),
-    ("for a uniform image (all values the same, within ±100) the value", _ZERO, "a floor for uniform images"),
+    ("for a uniform image (a single value, from −100 to 100) the value", _ZERO, "a floor for uniform images"),
     ("and the gradient are 0 (to 1e-4)", _FLAT, "where behind the root"),
     (
         "one image of a batch doesn't change the gradient of another",
@@ -494,7 +494,7 @@ PROMISES_LOSSES = [
         "loss_3: the gradients are those of the docstring",
         "mean detached",
     ),
-    ("are those of the formula in the docstring", "loss_3: the value is that of the docstring", "broadcast"),
+    ("are those that the docstring describes", "loss_3: the value is that of the docstring", "broadcast"),
     (
         "`loss_3` centres the channels of the batch, as its author meant to",
         "loss_3: the value is that of the docstring",
@@ -525,7 +525,8 @@ PROMISES_LOSSES = [
         "smaller half of an odd number",
     ),
     ("Mean squared error of a net with one output", "loss_3: the value is that of the docstring", "broadcast"),
-    ("the target is an image's brightness y (N,).", "loss_3: the value is that of the docstring", "broadcast"),
+    ("a net with one output on the centred x", "loss_3: the value is that of the docstring", "broadcast"),
+    ("y (N,) are the targets.", "loss_3: the value is that of the docstring", "broadcast"),
     (
         "Cross-entropy of the harder half of the batch, plus 0.01 times all squared parameters.",
         "loss_4: the gradients are those of the docstring",

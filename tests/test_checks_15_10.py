@@ -1603,7 +1603,7 @@ WRONG_TRAINER = {
         "accelerator's generator",
     ),
     "draws while it saves": (
-        variant("trainer", ("        return states\n", "        random.random()\n        return states\n")),
+        variant("trainer", ("        return states |", "        random.random()\n        return states |")),
         "only look",
     ),
     "seeds while it saves": (

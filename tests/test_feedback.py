@@ -1,5 +1,6 @@
 """What a check says: outcome, place, hint; what counts as equal; and that only an untouched stub isn't attempted."""
 
+import json
 import random
 import re
 from collections import OrderedDict
@@ -242,6 +243,25 @@ def test_call_reports_the_answers_own_exception_with_the_items_hint():
     assert "ZeroDivisionError" in result.failure.got
     assert result.failure.hint == "look here"
     assert held(lambda trial: trial.equal("value", trial.call("runs", lambda: 3), 3)).status == "passed"
+
+
+def test_an_exception_is_shown_with_the_students_line_and_what_stands_behind_a_colon():
+    model = torch.nn.Linear(2, 2)
+
+    def load():
+        model.load_state_dict({"weight": torch.zeros(2, 2)})
+
+    def decode():
+        json.loads("{")
+
+    for function, said, line in (
+        (load, "Missing key(s) in state_dict", "model.load_state_dict({"),
+        (decode, "JSONDecodeError: Expecting property name", 'json.loads("{")'),
+    ):
+        failed = held(lambda trial, function=function: trial.call("it runs", function)).failure
+        assert said in failed.got
+        assert f"in {function.__name__}, line " in failed.got
+        assert line in failed.got
 
 
 def test_a_group_is_one_item_named_after_the_case_that_fails():

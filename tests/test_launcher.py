@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_output_comes_back_in_order_of_ranks(capsys):
     lines = [f"[rank {r}] {text}" for r in range(3) for text in (*(f"line {i} of {r}" for i in range(3)), "from below")]
     assert out.splitlines() == lines
     assert err.splitlines() == [f"[rank {r}] warning" for r in range(3)]
+
+
+def collects():
+    for _ in range(2):
+        dist.reduce_scatter_tensor(torch.empty(1), torch.ones(2))
+        dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))
+    warnings.warn("another", FutureWarning, stacklevel=1)
+
+
+def test_no_torch_warns_of_two_collectives_and_other_warnings_are_shown(capsys):
+    launch(collects, 2, backend="gloo", timeout=60)
+    err = capsys.readouterr().err
+    assert "FutureWarning: another" in err
+    assert "_tensor" not in err
 
 
 def test_output_before_a_failure_is_shown(capsys):

@@ -17,6 +17,7 @@ gives nothing of the solution away, so that a check never tells more than the hi
 import linecache
 import math
 import random
+import sysconfig
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from shared.text import WIDTH
 
 _HERE = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib")
 # (rtol, atol): a few roundings of differently ordered arithmetic, and no more
 _TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
@@ -386,9 +388,11 @@ def _is_stub(error: BaseException) -> bool:
 
 def _describe(error: BaseException) -> str:
     """The exception, and the last line of the student's own code that it came through."""
-    text = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:240]
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    said = f"{first} {more[0]}" if more and first.endswith(":") else first  # "Error(s) in loading ...:" and then what
+    text = f"{type(error).__name__}: {said}"[:240]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((_HERE, _TORCH)):
+        if not frame.filename.startswith((_HERE, _TORCH, _PYTHON)):
             source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
             return f"{text} (in {frame.name}, line {frame.lineno}: {source})"
     return text

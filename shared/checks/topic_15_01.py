@@ -652,7 +652,8 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         _same_hooks(trial, "after blocks", net, before)
         _record(recorder, someone_else)
         new = [hook[-1] for hook in _hooks(net) if hook not in before]
-        trial.equal("after a block in which somebody else registered one: new hooks", new, [late[0].id])
+        name, got = "after a block in which somebody else registered one", f"{len(new)} new hooks"
+        trial.that(name, new == [late[0].id], expected="that hook and no other new one", got=got)
         late[0].remove()
         with suppress(RuntimeError):
             _record(recorder, fails)
@@ -976,7 +977,9 @@ def _undoes(
     with trial.group("undoing removes your hooks and no others", hint="which handles are yours?", **see):
         undo()
         after = _hooks(net)
-        trial.equal("new hooks", [hook[-1] for hook in after if hook not in hooks], [others.id])
+        new = [hook[-1] for hook in after if hook not in hooks]
+        expected = "no new hook but the one that somebody else has added"
+        trial.that("new hooks", new == [others.id], expected=expected, got=f"{len(new)} new ones")
         trial.equal("hooks from before that are gone", [hook for hook in hooks if hook not in after], [])
         trial.equal("hooks that another model has lost", [h for h in elsewhere if h not in _hooks(bystander)], [])
         net.zero_grad()

@@ -242,8 +242,9 @@ def bucket(trial: Trial, answer: Any) -> None:
         hint="count the indices of list(sampler): which is lacking, or twice? Is each batch a list of its own?",
     ):
         for number, (lengths, *_) in enumerate(cases):
-            got = sorted(itertools.chain.from_iterable(epoch(made(number))))
-            trial.equal(f"{len(lengths)} indices", got, list(range(len(lengths))))
+            got, want = Counter(itertools.chain.from_iterable(epoch(made(number)))), Counter(range(len(lengths)))
+            found = f"lacking: {sorted(want - got)[:9]}; too many: {sorted(got - want)[:9]}"
+            trial.that(f"{len(lengths)} indices", got == want, expected="each once", got=found)
     with trial.group("only a bucket's last batch is shorter", hint="how large is each batch of one bucket?"):
         for number, (lengths, size, boundaries) in list(enumerate(cases))[1:]:
             sizes: dict[int, list[int]] = {}

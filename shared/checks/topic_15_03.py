@@ -107,7 +107,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         "a tensor for a buffer's name stays a buffer": ("which table has the name, and in which place?", 1),
         "None keeps a registered name in its table": ("what may the table of the name hold?", 1),
         "another value for a registered name raises TypeError and changes nothing": ("who refuses, and when?", 1),
-        "a name that is not registered is set as by MiniModule": ("who sets what MiniModule doesn't file?", 1),
+        "anything else for another name is set as by MiniModule": ("who sets what MiniModule doesn't file?", 1),
         "del removes the name, or raises AttributeError": ("in which places may a name be?", None),
     }
     takes_over, stays, empties, refuses, ordinary, deletes = hints
@@ -628,7 +628,8 @@ def param_groups(trial: Trial, answer: Any) -> None:
     item = "no group is empty, no two have the same rate and decay"
     with trial.group(item, hint="what makes a new group?", see=2):
         for case, _, groups, wanted in found:
-            trial.equal(f"sizes, {case}", [bool(group["params"]) for group in groups], [True] * len(groups))
+            sizes = [len(group["params"]) for group in groups]
+            trial.that(f"parameters of each group, {case}", all(sizes), expected="one or more in each", got=sizes)
             keys = {(f"{rate:.9g}", decay) for rate, decay in wanted.values()}
             trial.equal(f"groups, {case}", len(groups), len(keys))
     with trial.group("layers stays as it is", hint="what is done to the caller's list?"):

@@ -459,7 +459,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
     """`answer(model, *args, **kwargs)` exports for any batch size; the model itself says what is right."""
     kept: list[tuple[str, list[bool], list[bool]]] = []
     counted: list[tuple[str, int]] = []
-    moved, modes = "no buffer has moved", "each module is in the mode it was in"
+    moved, modes = "no buffer has changed", "each module is in the mode it was in"
 
     def export(name: str, model: nn.Module, args: tuple, kwargs: dict | None = None) -> Any:
         before = _modes(model)
@@ -521,7 +521,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
             module, given = export("*rest", rest, tuple(make(2))).module(), make(5)
             trial.close(f"forward(x, *rest) with {count} more", module(*given), rest(*given))
     hold_model()
-    with trial.group("is exported in evaluation mode", hint="which mode records dropout?"):
+    with trial.group("is exported in evaluation mode", hint="in which mode does the model run, and is it exported?"):
         noisy = _mixed(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.5))))
         state = copy.deepcopy(noisy.state_dict())
         module = export("dropout", noisy.train(), (torch.randn(6, 4),)).module()
@@ -539,7 +539,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
         module = export("two tensors", _Two(), (torch.randn(3, 4), torch.randn(3, 2, 2))).module()
         refused = _refuses(module, torch.randn(3, 4), torch.randn(5, 2, 2))
         trial.that("3 rows and 5 rows", refused, expected="an error", got="a result")
-    with trial.group("a model may have run and keep results", hint="what can't be copied, and by what?", see=1):
+    with trial.group("a model may hold results of earlier runs", hint="what can't be copied, and by what?", see=1):
         keeps, x = _Keeps(), torch.randn(5, 4)
         trial.close("5 rows", export("a result is kept", keeps, (torch.randn(2, 4),)).module()(x), keeps(x))
     with trial.group("rounding is no difference", hint="how far apart are numbers of this size?"):
@@ -571,10 +571,10 @@ def export_batches(trial: Trial, answer: Any) -> None:
         for kind, rows in kinds:
             model = _mixed(_Fixed(kind))
             args = (kind, model, (torch.randn(rows, 4),))
-            one_row = kind.startswith(("one row", "a second", "NaN"))
+            one_row = kind.startswith(("one row", "a second", "NaN")) and kind != "one row alone"
             hint = "what does it do with one row, what its program?" if one_row else ""
             said = _error_of(lambda args=args: export(*args))
-            trial.equal(f"{kind}, {rows} rows", type(said).__name__, "ValueError", hint=hint)
+            trial.equal(f"{kind}, {rows} row{'s' * (rows > 1)}", _named(said), "ValueError", hint=hint)
             told = "batch" in str(said)
             trial.that(f"the word in the message, {kind}", told, expected="'batch' in the message", got=str(said)[:200])
             kept.append((f"after a refusal: {kind}", _modes(model), _modes(_mixed(_Fixed(kind)))))
@@ -583,10 +583,19 @@ def export_batches(trial: Trial, answer: Any) -> None:
     with trial.group(moved, hint="who shares the buffers with the model?", see=1):
         spread, x = _Spread(), torch.randn(5, 4)
         for rows in (1, 3):
-            program = export(f"NaN for one row, {rows} in the example", spread, (torch.randn(rows, 4),))
+            name = f"NaN for one row, {rows} in the example"
+            program = trial.call(
+                name,
+                lambda name=name, rows=rows: export(name, spread, (torch.randn(rows, 4),)),
+                hint="which results of model and program do you take for different?",
+            )
             trial.equal("calls that the model has counted", int(spread.calls), 0)
         trial.close("5 rows", copy.deepcopy(program.module())(x), x / x.std(dim=0))
     hold_model()
+
+
+def _named(error: Exception | None) -> str:
+    return "no exception" if error is None else type(error).__name__
 
 
 def _error_of(action: Callable[[], object]) -> Exception | None:
@@ -1121,7 +1130,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
             model, failed = load(
                 (format_, "a train.pt", data), ("export", "later.pt2", forms["export"]), build=lambda: _Net().train()
             )
-            trial.equal(f"failed before it, {format_} saved in training mode", [name for name, _ in failed], [])
+            trial.equal(f"failed before it, {format_} saved in training mode", failed, [])
             with torch.no_grad():
                 trial.close(f"another batch, {format_}", model(other), wanted, atol=1e-5)
     with trial.group("the first form of the manifest that works is returned", hint="which form comes first?", see=1):
@@ -1142,7 +1151,10 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         def unbuilt() -> nn.Module:
             raise RuntimeError("nothing to build")
 
-        _, failed = load(("export", "a.pt2", forms["export"]), good, build=unbuilt)
+        form = ("export", "a.pt2", forms["export"])
+        _, failed = trial.call(
+            "a form without build()", lambda: load(form, good, build=unbuilt), hint="which forms need build()?"
+        )
         trial.equal("nothing failed before a form that needs no build()", failed, [])
     with trial.group("a file that can't be loaded doesn't stop the search", hint="what stops the loop?", see=1):
         for format_ in _FORMATS:
@@ -1186,11 +1198,13 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         shift = _changed(*_OTHERS["off by 0.01"])
         trial.equal("no difference, tolerance 0", load(good, tolerance=0.0)[1], [])
         near = ("torchscript", "a near.pt", _form("off by 0.01", "torchscript"))
+        words = {True: "the form is taken", False: "the form is passed over"}
         with torch.no_grad():
             gap = (shift(x) - want).abs().max().item()
         for tolerance, taken in ((gap * 0.9, False), (gap * 1.1, True), (1.0, True)):
             _, failed = load(near, good, tolerance=tolerance)
-            trial.equal(f"a difference of {gap:.3g}, tolerance {tolerance:.3g}", not failed, taken)
+            name, got = f"a difference of {gap:.3g}, tolerance {tolerance:.3g}", not failed
+            trial.that(name, got == taken, expected=words[taken], got=words[got])
         large = {"input": x, "output": want + 1e4}
         scaled = _changed(*_OTHERS["large"])
         state = _bytes_of(_changed(lambda m: m.norm.bias.add_(1e4 + 0.05)), "state_dict")
@@ -1228,7 +1242,8 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
                 sample = {"input": x, "output": sample_of(x)}
             data = _bytes_of(form, "state_dict")
             said = _error_of(lambda data=data, sample=sample: load(("state_dict", "a.pt", data), sample=sample))
-            trial.equal(f"{case}: is taken", said is None, taken)
+            got, hint = said is None, "what does the task say of infinities and of NaN?"
+            trial.that(case, got == taken, expected=words[taken], got=words[got], hint=hint, see=2)
     with trial.group("state dict and sample run no code", hint="how is the pickle read?"):
         _RUNS.clear()
         file = io.BytesIO()
@@ -1238,12 +1253,14 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
         trial.equal("what was run", list(_RUNS), [])
         _error_of(lambda: load(good, sample={"input": x, "output": want, "extra": _Program()}))
         trial.equal("what the sample has run", list(_RUNS), [])
-    with trial.group("if none works LoadError names each file and its reason", hint="what does the message hold?"):
+    with trial.group(
+        "if none works LoadError names each file and its reason", hint="what is raised, and what does it say?"
+    ):
         bad = [("export", "one.pt2", b"junk" * 9), ("state_dict", "two.pt", b""), ("torchscript", "three.x", b"junk")]
         bad.append(("torchscript", "four.pt", _form("far off", "torchscript")))
         for some in (bad, bad[:1], []):
             said = _error_of(lambda some=some: load(*some))
-            trial.equal(f"{len(some)} forms", type(said).__name__, "LoadError")
+            trial.equal(f"{len(some)} form{'s' * (len(some) != 1)}", _named(said), "LoadError")
             lacking = [name for _, name, _ in some if name not in str(said)]
             trial.equal("files that the message leaves out", lacking, [])
         folder = _folder(root, [*bad, good])
@@ -1278,7 +1295,7 @@ def _hold_loader(trial: Trial, answer: Any, root: str) -> None:
                 stopped = True
             else:
                 stopped = False
-            trial.equal(f"KeyboardInterrupt while {case} goes on", stopped, True)
+            trial.that(f"while {case}", stopped, expected="KeyboardInterrupt goes on", got="it is caught")
     trial.equal("no warning gets out", sorted(set(caught)), [], hint="which call warns, and who hears it?")
     trial.that(
         "warning filters and grad mode stay",

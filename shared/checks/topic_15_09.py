@@ -65,7 +65,7 @@ def contrast(trial: Trial, answer: Any) -> None:
         for images, _ in batches:
             want = _slopes(images, torch.ones(len(images)))[0].to(images.dtype)
             trial.close(f"images {tuple(images.shape)}", answer(images), want, rtol=1e-3, atol=0.0)
-    with trial.group("the gradient is that of the formula", hint="what is the slope of your value?", see=1):
+    with trial.group("the gradient is that of the formula", hint="what is the slope of your value?"):
         for images, weights in batches:
             want = _slopes(images, weights)[1].to(images.dtype)
             got = _gradient(answer, images, weights)
@@ -73,7 +73,8 @@ def contrast(trial: Trial, answer: Any) -> None:
             trial.close(f"images {tuple(images.shape)}", got, want, rtol=1e-3, atol=floor)
     levels = [0.0, 0.5, -2.0, 0.3, 0.1, 1.7, -0.9]
     flat = torch.tensor(levels).view(-1, 1, 1, 1).repeat(1, 3, 32, 32)
-    with trial.group("a uniform image has the value 0", hint="what is added before the root, and is its root small?"):
+    item = "a uniform image has the value 0"
+    with trial.group(item, hint="take a uniform image through your lines: which one gives this value?"):
         trial.close("uniform images", answer(flat), torch.zeros(len(flat)), atol=1e-4)
         trial.close("one black image", answer(flat[:1]), torch.zeros(1), atol=1e-4)
     with trial.group("a uniform image has the gradient 0", see=1):
@@ -99,7 +100,8 @@ def contrast(trial: Trial, answer: Any) -> None:
             x.grad, later = None, torch.randn_like(images)
             later[0, 0, 0, 0], later[0, 0, 0, 1] = torch.nan, torch.inf
             x.backward(later)
-            trial.equal("a gradient that comes another way later", x.grad, later)
+            case = "images.grad, when a gradient with NaN and Inf comes to images another way later"
+            trial.equal(case, x.grad, later)
 
 
 # ---------------------------------------------------------------- 15-09.2
@@ -145,16 +147,20 @@ def soft_clip(trial: Trial, answer: Any) -> None:
         (y.sum() if summed else (y * upstream).sum()).backward()
         return [torch.zeros(0) if t.grad is None else t.grad for t in (x, s)]
 
+    def shown(x: Tensor) -> str:
+        return f"x {tuple(x.shape)}" + ", in part far beyond s" * bool(x.abs().amax() > 100)
+
     with trial.group("forward is s · tanh(x / s)", hint="compare with the formula; s is one number for each channel"):
         for x, s in cases:
-            trial.close(f"x {tuple(x.shape)}", answer.apply(x, s), _soft_clip(x, s), rtol=1e-5)
+            trial.close(shown(x), answer.apply(x, s), _soft_clip(x, s), rtol=1e-5)
     for place, name, see in ((0, "x", 1), (1, "s", 2)):
-        with trial.group(f"the gradient of {name} is right", hint="run numerical_gradcheck on this case", see=see):
+        hint = "run numerical_gradcheck on such x and s, in float64"
+        with trial.group(f"the gradient of {name} is right", hint=hint, see=see):
             for summed in (True, False):
                 for x, s in cases:
                     got, want = (both(f, x, s, summed)[place] for f in (answer.apply, _soft_clip))
                     loose = {"rtol": 1e-4, "atol": 1e-5} if x.dtype == torch.float32 else {}
-                    trial.close(f"x {tuple(x.shape)}", got, want, **loose)
+                    trial.close(shown(x), got, want, **loose)
     item = "an input that needs no gradient gets None"
     with trial.group(item, hint="what does ctx say of what is needed?"):
         x, s = cases[0]
@@ -162,9 +168,10 @@ def soft_clip(trial: Trial, answer: Any) -> None:
             seen.clear()
             watched.apply(x.clone().requires_grad_(needs_x), s.clone().requires_grad_(not needs_x)).sum().backward()
             found = seen[0][1]
-            got = [entry is None for entry in found] if isinstance(found, tuple) else found
+            got = tuple("a gradient" if t is not None else "None" for t in found) if isinstance(found, tuple) else found
             which = "x" if needs_x else "s"
-            trial.equal(f"None for each input, where only {which} needs one", got, [not needs_x, needs_x])
+            want = tuple("a gradient" if needs else "None" for needs in (needs_x, not needs_x))
+            trial.equal(f"what backward returns for x and for s, where only {which} needs a gradient", got, want)
     kept = vars(seen[0][0])
     with trial.group("tensors are kept with save_for_backward", hint="how do the Functions of section 2 keep theirs?"):
         trial.equal("tensors among the attributes of ctx", [name for name in kept if _tensors_in(kept[name])], [])
@@ -261,7 +268,7 @@ def _graded(loss: Callable, model: nn.Module, x: Tensor, y: Tensor, wanted: bool
     grads = {name: p.grad for name, p in model.named_parameters() if p.requires_grad} | (
         {"x": x.grad} if wanted else {}
     )
-    shown = {name: torch.zeros(0) if grad is None else grad.clone() for name, grad in grads.items()}
+    shown = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
     return value, shown
 
 
@@ -281,18 +288,24 @@ def losses(trial: Trial, answer: Any) -> None:
         model, x, y = data[0]
         ties = (model, torch.cat([x[:1]] * 4 + [x[1:2]]), torch.cat([y[:1]] * 4 + [y[1:2]]))
         item = f"{name}: the value is that of the docstring"
-        with trial.group(item, hint="work out two images by hand, with the shapes", see=1):
+        hint = "work the value out by hand for so many images, with the shapes"
+        if outputs > 1:
+            hint = "work the value out by hand for so many images: which of their losses, which parameters?"
+        with trial.group(item, hint=hint, see=None if outputs > 1 else 1):
             for model, x, y in [*data, ties]:
                 got, want = (_graded(f, model, x, y, False)[0].detach() for f in (ours, reference))
                 case = f"{len(x)} images" + ", four of them the same" * (x is ties[1])
                 trial.close(case, got, want, rtol=1e-4)
         item = f"{name}: the gradients are those of the docstring"
-        with trial.group(item, hint="which of them has no gradient, or a part of it?", see=2 if outputs > 1 else 1):
+        hint = "which of them has no gradient, or a part of it?"
+        with trial.group(item, hint=hint, see=1):
             for wanted in (False, True):
                 for model, x, y in data:
                     got, want = (_graded(f, model, x, y, wanted)[1] for f in (ours, reference))
                     for key in want:
-                        trial.close(f"{len(x)} images, {key}", got[key], want[key], rtol=1e-3, atol=1e-5)
+                        see = 2 if got[key] is None and outputs > 1 else 1
+                        case = f"{len(x)} images, the gradient of {key}"
+                        trial.close(case, got[key], want[key], rtol=1e-3, atol=1e-5, hint=hint, see=see)
         item = f"{name}: x and y stay as they were"
         with trial.group(item, hint="which line does something to the caller's own tensor?"):
             for model, x, y in data:
@@ -314,12 +327,13 @@ def losses(trial: Trial, answer: Any) -> None:
                     model.calls = ()
                     ours(model, x.clone().requires_grad_(wanted), y.clone())
                     trial.equal("images in each call of the model", model.calls, (len(x),))
-                    trial.equal("mode of each layer", [m.training for m in model.modules()], [training] * 6)
-                    kept = [
-                        (p.requires_grad, p.grad is not None and bool((p.grad == 2).all())) for p in model.parameters()
-                    ]
-                    want = [(not name.startswith("0."), True) for name, _ in model.named_parameters()]
-                    trial.equal("(learns, its gradient is untouched) of each parameter", kept, want)
+                    modes = [m.training for m in model.modules()]
+                    trial.equal("training mode of the model and of each layer", modes, [training] * 6)
+                    named = dict(model.named_parameters())
+                    learns = {name: p.requires_grad for name, p in named.items()}
+                    trial.equal("requires_grad afterwards", learns, {name: not name.startswith("0.") for name in named})
+                    kept = {name: p.grad is not None and bool((p.grad == 2).all()) for name, p in named.items()}
+                    trial.equal("whether .grad is as it was before the call", kept, dict.fromkeys(named, True))
                 model.train()
 
 
@@ -379,14 +393,17 @@ def _check_train_5(trial: Trial, answer: Callable) -> None:
         _train_5(twin, theirs, batches, every or 2)
         want = [F.cross_entropy(z, y).item() for z, (_, y) in zip(seen, batches, strict=False)]
         case = f"every={every or 'default'}, {count} batches"
-        with trial.group(updates, hint="which batches is a gradient made of at each update?", see=1):
+        hint = "which batches is a gradient made of at each update, and is it their mean?"
+        with trial.group(updates, hint=hint, see=1):
             for key, value in _state(twin).items():
                 trial.close(f"{case}, {key}", _state(model)[key], value)
         with trial.group(stays, hint="the task names nothing to switch"):
-            trial.equal(f"{case}, modes", [m.training for m in model.modules()], [m.training for m in twin.modules()])
+            modes = [m.training for m in model.modules()]
+            trial.equal(f"{case}, training mode of each module", modes, [m.training for m in twin.modules()])
             learns = [p.requires_grad for p in model.parameters()]
-            trial.equal(f"{case}, what learns", learns, [p.requires_grad for p in twin.parameters()])
-        with trial.group(values, hint="what does the docstring ask for, as what?"):
+            wanted = [p.requires_grad for p in twin.parameters()]
+            trial.equal(f"{case}, requires_grad of each parameter", learns, wanted)
+        with trial.group(values, hint="what does the task say is returned, as what?"):
             trial.equal(f"{case}, type", type(got), list)
             trial.equal(f"{case}, types", [type(one) for one in got], [float] * count)
             trial.close(
@@ -408,7 +425,7 @@ def _check_train_5(trial: Trial, answer: Callable) -> None:
             got, want = after((first, every), (second, every)), after((used, every), (second, every))
             for key in want:
                 trial.close(f"every={every}, {count} batches and {every} more, {key}", got[key], want[key])
-    with trial.group(old, hint="what may .grad hold when it is called?", see=1):
+    with trial.group(old, hint="what may .grad hold when train_5 is called?", see=1):
         batches = _batches(4)
         got, want = after((batches, 2), gradient=5.0), after((batches, 2))
         for key in want:
@@ -481,32 +498,39 @@ def _check_train_6(trial: Trial, answer: Callable) -> None:
         with trial.group("train_6: the scheduler steps once an epoch", hint="when is it called, and how often?"):
             trial.equal(f"{case}, rates of the updates", rates, wanted)
             trial.equal(f"{case}, steps of the scheduler", scheduler.last_epoch, epochs)
-        with trial.group(
-            "train_6: trains in training mode", hint="in which mode is the model when an epoch begins?", see=2
-        ):
+        hint = "in which mode are the model and all its parts when an epoch begins?"
+        with trial.group("train_6: trains in training mode", hint=hint, see=2):
             calls = [call for call in model.calls if call[3] and call[0] != 11]
             trial.equal(f"{case}, calls with a graph in training mode", [c[1] for c in calls], [True] * 3 * epochs)
         with trial.group("train_6: measures in evaluation mode without a graph", see=2):
             calls = [call for call in model.calls if not call[3] or call[0] == 11]
             hint = "which modules have which mode, and is autograd on?"
-            modes = [(evaluating, graph) for _, _, evaluating, graph in calls]
-            trial.equal(f"{case}, (evaluation mode, graph)", modes, [(True, False)] * len(calls), hint=hint)
+            modes, graphs = [call[2] for call in calls], [call[3] for call in calls]
+            trial.equal(f"{case}, evaluation mode in each call that measures", modes, [True] * len(calls), hint=hint)
+            trial.equal(f"{case}, a graph in each call that measures", graphs, [False] * len(calls), hint=hint)
             trial.equal(f"{case}, images measured", sum(call[0] for call in calls), 11 * epochs, hint=hint)
             trial.equal(f"{case}, autograd is on after the call", on, True, hint="what do you switch off for good?")
-        with trial.group(
-            "train_6: weights and buffers are those of the training alone", hint="what else changes them?"
-        ):
+        item = "train_6: weights and buffers are those of the training alone"
+        with trial.group(item, hint="what else changes them, and which gradients does each update use?"):
             for key, value in _state(twin).items():
                 trial.close(f"{case}, {key}", _state(model)[key], value)
             learns = [p.requires_grad for p in model.parameters()]
-            trial.equal(f"{case}, what learns", learns, [p.requires_grad for p in twin.parameters()])
+            right, hint = [p.requires_grad for p in twin.parameters()], "what does the task say of frozen parameters?"
+            trial.equal(f"{case}, requires_grad of each parameter", learns, right, hint=hint)
         item = "train_6: returns one accuracy for each epoch as a float"
         with trial.group(item, hint="what is returned, as what?"):
             trial.equal(f"{case}, type", type(got), list)
             trial.equal(f"{case}, types", [type(one) for one in got], [float] * epochs)
             trial.close(f"{case}, values", torch.tensor(got), torch.tensor(want), rtol=1e-5)
-        modes = {module.training for module in model.modules()}
-        trial.equal("train_6: leaves the model in training mode", modes, {True}, hint="which call comes last?", see=2)
+        modes = [module.training for module in model.modules()]
+        trial.that(
+            "train_6: leaves the model in training mode",
+            all(modes),
+            expected="all modules in training mode",
+            got=f"{modes.count(False)} of {len(modes)} modules in evaluation mode",
+            hint="which call comes last?",
+            see=2,
+        )
 
 
 @exercise("15-09.4", "Two loops in the wrong order", points=20)
@@ -593,7 +617,7 @@ class _Born(TorchDispatchMode):
         return result
 
     def alive(self) -> int:
-        return sum(not reference.expired() for reference in self.seen)
+        return len({reference.cdata for reference in self.seen if not reference.expired()})
 
 
 def _hooks(model: nn.Module) -> list[tuple[str, int]]:
@@ -601,16 +625,23 @@ def _hooks(model: nn.Module) -> list[tuple[str, int]]:
     return [(kind, key) for module in model.modules() for kind in kinds for key in getattr(module, kind)]
 
 
+def _same_hooks(trial: Trial, case: str, model: nn.Module, before: list[tuple[str, int]]) -> None:
+    now = _hooks(model)
+    more, fewer = len(set(now) - set(before)), len(set(before) - set(now))
+    got = f"{more} hooks more, {fewer} of others gone" if more or fewer else "these in another order"
+    trial.that(case, now == before, expected="the hooks from before the call, and no other", got=got)
+
+
 def _check_record_7(trial: Trial, answer: Callable) -> None:
-    modes = [True, False, True]
     model = _Parts()
     model.inner.eval()
-    before = [module.training for module in model.modules()]
+    before = {name: module.training for name, module in model.named_modules()}
     answer(model, [(torch.randn(4, 3), None)])
-    during = [model.first.modes[-1], model.inner["a"][0].modes[-1]]
-    after = [module.training for module in model.modules()]
-    item = "record_7: the modes stay as they are"
-    trial.equal(item, [during, after], [modes[:2], before], hint="the task names no mode to switch to")
+    during = {"first": model.first.modes[-1], "inner.a.0": model.inner["a"][0].modes[-1]}
+    after = {name: module.training for name, module in model.named_modules()}
+    with trial.group("record_7: the modes stay as they are", hint="the task names no mode to switch to"):
+        trial.equal("training mode while the model runs", during, {"first": True, "inner.a.0": False})
+        trial.equal("training mode afterwards", after, before)
     names = ["first", "tanh", "inner.a.0", "inner.a.1", "inner.first"]
     for count in (3, 1):
         model = _Parts().eval()
@@ -628,15 +659,18 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
             trial.equal(
                 item, found, sorted(want), hint="when is the name looked up, and which modules are leaves?", see=1
             )
-            with trial.group(
-                "record_7: one float for each batch, the mean magnitude", hint="how often is it noted?", see=1
-            ):
+            item = "record_7: one float for each batch, the mean magnitude"
+            with trial.group(item, hint="what is noted of an output, and as what?"):
                 for name in names:
-                    trial.equal(f"{name}, call {repeat}", [type(v) for v in got[name]], [float] * count)
-                    trial.close(f"{name}, call {repeat}", torch.tensor(got[name]), torch.tensor(want[name]), rtol=1e-4)
+                    case = f"the leaf {name!r}, call {repeat + 1} of record_7"
+                    hint = "how often is something noted, and under which name?"
+                    trial.equal(f"entries for {case}", len(got[name]), count, hint=hint, see=1)
+                    trial.equal(f"types for {case}", [type(v) for v in got[name]], [float] * count)
+                    trial.close(f"values for {case}", torch.tensor(got[name]), torch.tensor(want[name]), rtol=1e-4)
     item = "record_7: one list for each leaf, by its name"
     found = list(answer(nn.Linear(3, 2), [(torch.randn(2, 3), None)]))
-    trial.equal(item, found, [""], hint="which modules are leaves, and what is the whole model's name?", see=1)
+    hint = "which leaf has a model without children, and what does named_modules() call it?"
+    trial.equal(item, found, [""], hint=hint)
     model, alive, born = _Parts(), [], _Born()
     given = [(torch.randn(40, 3), torch.zeros(40)) for _ in range(3)]
 
@@ -656,24 +690,36 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
         answer(model, Watched())
     alive.append(born.alive())
     item = "record_7: no output is alive when a batch is done"
-    trial.equal(item, max(alive), 0, hint="what do you keep of an output, and what does that keep?")
-    ran: list[int] = []
-    model.first.register_forward_hook(lambda module, args, out: ran.append(len(out)))
-    model.register_forward_pre_hook(lambda module, args: ran.append(-1))
+    trial.that(
+        item,
+        not max(alive),
+        expected="no tensor of a batch that is done",
+        got=f"{max(alive)} of them",
+        hint="what do you keep of an output, and what does that keep?",
+    )
+    ran: list[str] = []
+    model.first.register_forward_hook(lambda module, args, out: ran.append(f"behind a layer, {len(out)} images"))
+    model.register_forward_pre_hook(lambda module, args: ran.append("before the model"))
     theirs = _hooks(model)
     item = "record_7: its hooks are gone, those of others stay"
     with trial.group(item, hint="who removes them, and when?"):
         answer(model, [(torch.randn(4, 3), None)])
-        trial.equal("hooks after a call", _hooks(model), theirs)
-        trial.equal("calls of another's hooks", ran, [-1, 4])
+        _same_hooks(trial, "hooks after a call", model, theirs)
+        trial.equal("calls of another's hooks", ran, ["before the model", "behind a layer, 4 images"])
         model.inner["first"].bad = True
         try:
             answer(model, [(torch.randn(4, 3), None)] * 2)
-            raised: object = None
+            raised: type | None = None
         except BaseException as error:
             raised = type(error)
-        trial.equal("hooks after the model raised", _hooks(model), theirs)
-    trial.equal("record_7: the exception goes on", raised, _Interrupted, hint="who catches it?")
+        _same_hooks(trial, "hooks after the model raised", model, theirs)
+    trial.that(
+        "record_7: the exception goes on",
+        raised is _Interrupted,
+        expected="the model's exception, one that `except Exception` doesn't catch, as Ctrl-C",
+        got="no exception" if raised is None else raised.__name__,
+        hint="who catches it?",
+    )
 
 
 class _Readers(TorchFunctionMode):
@@ -718,9 +764,8 @@ class _Watched(TorchDispatchMode):
 
 def _check_confusion_8(trial: Trial, answer: Callable) -> None:
     cases = [(40, 10), (1, 3), (7, 2), (5001, 2), (0, 5), (12, 12)]
-    with trial.group(
-        "confusion_8: the counts are right", hint="count three images by hand; which index is the row?", see=2
-    ):
+    hint = "read the docstring and the task on the counts, and count a few such images by hand"
+    with trial.group("confusion_8: the counts are right", hint=hint, see=2):
         for n, classes in cases:
             logits, y = torch.randn(n, classes), torch.randint(max(classes - 1, 1), (n,))
             if n > 1:
@@ -741,13 +786,14 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
         max(used.values()) <= 20,
         expected="20 or fewer for any number of images and classes",
         got=", ".join(f"{count} for {n} images of {c} classes" for (n, c), count in used.items()),
-        hint="what is done once for each of them?",
+        hint="what is done once for each image or class?",
         see=2,
     )
-    trial.equal(
+    trial.that(
         "confusion_8: Python reads no value",
-        sum(read.values()),
-        0,
+        not any(read.values()),
+        expected="no read of a value",
+        got=f"{max(read.values())} in a call",
         hint="which call gives Python a number, or does so inside?",
     )
     with trial.group("confusion_8: the counts are on the device of logits", hint="where does each new tensor lie?"):
@@ -867,11 +913,18 @@ def pair(trial: Trial, answer: Any) -> None:
         trained = [call[1] for call in model.calls if call[0]]
         measured = [call[1] for call in model.calls if not call[0]]
         item = "the batches are those of the script, standardised once"
-        with trial.group(item, hint="print mean and deviation of each batch, epoch by epoch", see=1):
-            wanted = [rows for _ in range(epochs) for rows in standard[held:].split(64)]
-            trial.equal(f"{case}, sizes", [len(rows) for rows in trained], [len(rows) for rows in wanted])
+        with trial.group(item):
+            once = standard[held:].split(64)
+            wanted = [rows for _ in range(epochs) for rows in once]
+            hint = "how many images has each batch of the script?"
+            trial.equal(f"{case}, sizes", [len(rows) for rows in trained], [len(rows) for rows in wanted], hint=hint)
+            hint = "compare the batch with the script's: mean and deviation, order, precision"
             for number, (rows, right) in enumerate(zip(trained, wanted, strict=True)):
-                trial.close(f"{case}, batch {number}", rows, right, rtol=1e-9, atol=1e-9)
+                epoch, place = divmod(number, len(once))
+                if epoch:
+                    hint = "print mean and deviation of each batch, epoch by epoch"
+                where = f"epoch {epoch + 1}, batch {place + 1}"
+                trial.close(f"{case}: {where}", rows, right, rtol=1e-9, atol=1e-9, hint=hint, see=1 if epoch else None)
         item = "the held images are standardised in the same way"
         with trial.group(item, hint="what does the model see when it is measured?", see=2):
             pieces = torch.cat(measured) if measured else torch.zeros(0)
@@ -883,11 +936,12 @@ def pair(trial: Trial, answer: Any) -> None:
             all(graph == mode for graph, mode in modes),
             expected="training mode where a graph is recorded, evaluation mode where none is",
             got=f"{sum(graph != mode for graph, mode in modes)} of {len(modes)} calls in the other mode ({case})",
-            hint="which two calls of the script must stay?",
+            hint="which two calls does the script make in each epoch?",
         )
         with trial.group("the training is that of the script", hint="what else did you change?"):
             for key, value in replay(model.calls, labels[held:]).items():
-                trial.close(f"{case}, {key}", _state(model)[key], value, rtol=1e-5, atol=1e-7)
+                old = ", gradients from before the call" * (epochs == 2)
+                trial.close(f"{case}{old}, {key}", _state(model)[key], value, rtol=1e-5, atol=1e-7)
             trial.equal(f"{case}, autograd is on after the call", on, True, hint="what do you switch off for good?")
         with trial.group("images and labels stay as they were", hint="whose memory do you write to?", see=1):
             trial.equal(f"{case}, images", given[0], images)

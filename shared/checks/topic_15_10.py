@@ -152,7 +152,7 @@ def _early_stopping() -> Any:
 def early_stopping(trial: Trial, answer: Any) -> None:
     """`answer(monitor, mode, patience, min_delta, threshold, divergence)` raises StopFit at the end of an epoch."""
     _derived(trial, answer, "Callback")
-    with trial.group("best and wait follow the values", hint="follow the case by hand", see=1):
+    with trial.group("best and wait follow the values", hint="follow the case by hand, with point 1"):
         for mode, delta in itertools.product(("min", "max"), (0.0, 0.5)):
             walks = [[6, 5, 5.5, 4.5, 4.5, 4, 3.25], [1, 2, 1.5, 2.5, 2.5, 3, 3.75], [-1, -2, -1.5, -1.25, 0.0, 0.5]]
             walks += [[1.0, 1.0 - 1e-5, 1.0, 1.0 + 1e-5, 1.0 - 3e-5, 1.0 + 3e-5], [1e7, -1e30, 1e30, 5.0]]
@@ -160,7 +160,8 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                 options = {"mode": mode, "patience": 99, "min_delta": delta}
                 got = [entry[:2] for entry in _judged(answer, values, **options)]
                 want = [entry[:2] for entry in _verdicts(values, mode, options)]
-                trial.equal(f"best and wait after {values}, mode {mode!r}, min_delta {delta}", got, want)
+                hint, see = "follow the case by hand, with point 1", 1 if mode == "max" else None
+                _followed(trial, f"{values}, mode {mode!r}, min_delta {delta}", got, want, hint=hint, see=see)
         for _ in range(4):
             _two_at_once(trial, answer, limits=False)
     with trial.group("no metric is changed", hint="what is in loop.metrics when it is done?"):
@@ -192,17 +193,23 @@ def early_stopping(trial: Trial, answer: Any) -> None:
             stopper.on_epoch_end(loop)
         for stopper in (long, short):
             found.append(_stops(partial(stopper.on_epoch_end, loop)))
-        trial.equal("two objects, patience 3 and 1, at a second equal value: stops", found, [False, True])
+        case = "two objects, patience 3 and 1, at a second equal value: stops"
+        trial.equal(case, found, [False, True], hint=_OTHER_OBJECT)
         trial.equal("epochs run with the default patience", len(_judged(answer, [1.0] * 9)), 4)
-        accuracy = _judged(answer, [0.1, 0.2, 0.2, 0.2], monitor="val_accuracy", mode="max", patience=1)
-        trial.equal("epochs run with monitor='val_accuracy'", len(accuracy), 3)
+        case, hint = "epochs run with monitor='val_accuracy'", "which metric does your answer look at?"
+        options = {"monitor": "val_accuracy", "mode": "max", "patience": 1}
+        epochs = trial.call(case, lambda: len(_judged(answer, [0.1, 0.2, 0.2, 0.2], **options)), hint=hint)
+        trial.equal(case, epochs, 3, hint=hint)
     for name, word in (("threshold", "better"), ("divergence", "worse")):
-        with trial.group(f"{name}: stops when {word}, strictly", hint="equal to it, and beside it?", see=1):
+        with trial.group(f"{name}: stops when {word}, strictly"):
             for mode, limit in itertools.product(("min", "max"), (2.0, 0.0, -1.5)):
                 for values in ([limit, limit, limit - 0.25, limit], [limit, limit + 0.25, limit], [limit] * 3):
                     options = {"mode": mode, "patience": 99, name: limit}
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
-                    trial.equal(f"best, wait, stopped after {values}, mode {mode!r}, {name} {limit}", got, want)
+                    hint = f"which of the values is the first that is {word} than the limit?"
+                    see = 1 if mode == "max" else None
+                    case = f"{values}, mode {mode!r}, {name} {limit}"
+                    _followed(trial, case, got, want, hint=hint, see=see, moved=_MOVED)
             for mode in ("min", "max"):  # several options at once
                 for number in range(12):
                     values = [round(random.gauss(0, 2), 6) for _ in range(9)]
@@ -213,15 +220,17 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                     limits = {"threshold": -1.5} if name == "threshold" else {"threshold": -3.0, "divergence": 1.5}
                     options |= {key: limit if mode == "min" else -limit for key, limit in limits.items()}
                     got, want = _judged(answer, values, **options), _verdicts(values, mode, options)
-                    trial.equal(f"best, wait, stopped after {values}, {options}", got, want)
+                    hint = "which value is the first beyond a limit, or uses up the patience?"
+                    _followed(trial, f"{values}, {options}", got, want, hint=hint, moved=_MOVED)
             for _ in range(6 if name == "divergence" else 0):
                 _two_at_once(trial, answer, limits=True)
-    with trial.group("not finite: stops, and changes neither best nor wait", hint="what is NaN < 1?", see=2):
+    hint = "which values are not finite, and what do they change?"
+    with trial.group("not finite: stops, and changes neither best nor wait", hint=hint, see=2):
         for value, mode in itertools.product((math.nan, math.inf, -math.inf), ("min", "max")):
             for before in ([], [3.0], [3.0, 3.0]):
                 got = _judged(answer, [*before, value, 1.0], mode=mode, threshold=-9.0 if mode == "min" else 9.0)
                 want = _verdicts([*before, value], mode, {})
-                trial.equal(f"best, wait, stopped after {[*before, value]}, mode {mode!r}", got, want)
+                _followed(trial, f"{[*before, value, 1.0]}, mode {mode!r}", got, want, hint=hint, see=2)
     with trial.group("an epoch that is being left is not judged", hint="what does loop.ending say?"):
         for ending in (KeyboardInterrupt(), ValueError("x"), _LESSON["names"]["StopFit"]("enough")):
             stopper = answer(patience=1)
@@ -242,10 +251,12 @@ def early_stopping(trial: Trial, answer: Any) -> None:
             trial.equal("reason after one epoch", stopper.reason, None)
             loop.metrics = {"val_loss": last}
             _stops(partial(stopper.on_epoch_end, loop))
-            trial.equal(f"whether reason is a text after {last}, {options}", isinstance(stopper.reason, str), True)
+            case = f"reason after losses of 1.0 and {last} with patience 1, {options}"
+            trial.that(case, isinstance(stopper.reason, str), expected="a text", got=repr(stopper.reason))
             stopper.on_fit_start(loop)
-            got = (stopper.best, stopper.wait, stopper.reason)
-            trial.equal("best, wait and reason in a new fit", got, (None, 0, None))
+            got = {name: getattr(stopper, name) for name in ("best", "wait", "reason")}
+            want = {"best": None, "wait": 0, "reason": None}
+            trial.equal("in a new fit", got, want, hint="what does on_fit_start set?")
     _held_state(trial, answer)
     errors = {}
     for name, action in {
@@ -260,7 +271,27 @@ def early_stopping(trial: Trial, answer: Any) -> None:
         except Exception as error:
             errors[name] = type(error).__name__ + (", which names it" if "val_top5" in str(error) else "")
     want = {f"mode={mode!r}": "ValueError" for mode in _NO_MODES} | {"no such metric": "KeyError, which names it"}
-    trial.equal("ValueError for another mode, KeyError for a metric that isn't there", errors, want, hint="look at 6")
+    trial.equal(
+        "ValueError for another mode, KeyError for a metric that isn't there", errors, want, hint="look at point 6"
+    )
+
+
+_MOVED = "which values move best and wait, also the one that stops it?"
+_OTHER_OBJECT = "what of another object's reaches this one?"
+
+
+def _followed(
+    trial: Trial, values: str, got: list[Any], want: list[Any], *, hint: str, see: int | None = None, moved: str = ""
+) -> None:
+    """Hold what was found after each of the values: whether it stopped there, then best, then wait."""
+    trial.equal(f"how many are judged of {values}", len(got), len(want), hint=hint, see=see)
+    if len(want[0]) > 2:
+        stops = [[entry[2] for entry in entries] for entries in (got, want)]
+        trial.equal(f"whether it stops after each of {values}", *stops, hint=hint, see=see)
+        hint, see = (moved, 2) if moved else (hint, see)
+    for place, name in enumerate(("best", "wait")):
+        both = [[entry[place] for entry in entries] for entries in (got, want)]
+        trial.equal(f"{name} after each of {values}", *both, hint=hint, see=see)
 
 
 def _two_at_once(trial: Trial, answer: Any, limits: bool) -> None:
@@ -286,8 +317,8 @@ def _two_at_once(trial: Trial, answer: Any, limits: bool) -> None:
                 stops = _stops(partial(stopper.on_epoch_end, loop))
                 verdicts.append((stopper.best, stopper.wait, stops))
     for (mode, options, values), verdicts in zip(both, found, strict=True):
-        case = f"best, wait, stopped after {values}, {options}, asked in turns with another object"
-        trial.equal(case, verdicts, _verdicts(values, mode, options))
+        case = f"{values}, {options}, asked in turns with another object"
+        _followed(trial, case, verdicts, _verdicts(values, mode, options), hint=_OTHER_OBJECT)
 
 
 def _held_state(trial: Trial, answer: Any) -> None:
@@ -314,23 +345,20 @@ def _held_state(trial: Trial, answer: Any) -> None:
             follow(first, values)
             state = torch.load(_saved(first.state_dict()), weights_only=True)
             second.load_state_dict(state)
-            got = (second.best, second.wait, second.reason)
-            trial.equal("best, wait and reason after loading", got, (4.0, 2, None))
-            trial.equal(
-                "on_checkpoint_load stops a run that had not",
-                _stops(lambda s=second: s.on_checkpoint_load(loop)),
-                False,
-            )
+            got = {name: getattr(second, name) for name in ("best", "wait", "reason")}
+            trial.equal("after loading", got, {"best": 4.0, "wait": 2, "reason": None})
+            case, hint = "on_checkpoint_load stops a run that had not", "when does on_checkpoint_load raise?"
+            trial.equal(case, _stops(lambda s=second: s.on_checkpoint_load(loop)), False, hint=hint)
             trial.equal(f"verdicts on {more} after loading", follow(second, more), follow(whole, more))
         first, second = answer(mode="max"), answer(mode="max")
         first.on_fit_start(loop)
         second.on_fit_start(loop)
         follow(first, [0.0])
         second.load_state_dict(torch.load(_saved(first.state_dict()), weights_only=True))
-        trial.equal(
-            "best and wait after 0.0 and -1.0, the state loaded in between", follow(second, [-1.0])[0][:2], (0.0, 1)
-        )
-    with trial.group("what has stopped stays stopped", hint="what does on_checkpoint_load do with a loaded reason?"):
+        case = "best and wait after 0.0 and -1.0 in mode 'max', the state loaded in between"
+        trial.equal(case, follow(second, [-1.0])[0][:2], (0.0, 1))
+    hint = "does the reason come into the new object, and what does on_checkpoint_load do with it?"
+    with trial.group("what has stopped stays stopped", hint=hint):
         for values in ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, math.inf]):
             first, second = answer(**options), answer(**options)
             first.on_fit_start(loop)
@@ -445,7 +473,7 @@ class _Ratios:
         with _Reads() as reads, self.made or nullcontext():
             getattr(callback, hook)(self.loop)
         if hook not in ("on_epoch_end", "on_fit_end"):
-            self.reads += [f"{name} in {hook}" for name in reads.names]
+            self.reads += [f"{name.strip('_')}() in {hook}" for name in reads.names]
         after = self._seen() if self.watched else {}
         self.touched += [f"{name} in {hook}" for name in before if not _same(before[name], after[name])]
         torch.set_grad_enabled(True)  # or the training could not go on
@@ -453,7 +481,7 @@ class _Ratios:
         if self.made is not None and after_step and not self.held and self._copies():
             gc.collect()  # frees what only cycles of objects hold
             count = self._copies()
-            self.held += [f"{count} as large as a weight, after {hook} of step {self.loop.step}"] * (count > 0)
+            self.held += [f"{count} tensors as large as a weight, after {hook} of step {self.loop.step}"] * (count > 0)
 
     def _copies(self) -> int:
         weights = list(self.model.parameters())
@@ -582,7 +610,6 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         sorted(callback.history),
         sorted(first.want),
         hint="which parameters of loop.model does the task want?",
-        see=2,
     )
     training, callback = _Ratios(), answer()
     training.call(callback, "on_fit_start")
@@ -646,10 +673,10 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         again.call(callback, "on_fit_end")
         got = {name: len(callback.history.get(name, [])) for name in again.want}
         trial.equal("rows after a second fit of one step", got, dict.fromkeys(again.want, 1))
-    training, hint = trained(1, (25, 3))[0], "who makes a Python number?"
-    trial.equal("nothing is read in the hooks of a batch", training.reads, [], hint=hint, see=2)
-    training = trained(1, (2, 2), watched=True)[0]
-    trial.equal("it only looks", training.touched, [], hint="what does the named hook change?")
+    reads, hint = sorted(set(trained(1, (25, 3))[0].reads)), "which line of the hook gives Python what a tensor holds?"
+    trial.equal("nothing is read in the hooks of a batch", reads, [], hint=hint, see=2)
+    touched = sorted(set(trained(1, (2, 2), watched=True)[0].touched))
+    trial.equal("it only looks", touched, [], hint="what does the named hook change?")
     item, hint = "no copy of a weight is kept after its step", "who still holds one?"
     for every in (1, 3):
         training = trained(every, (2, 2), width=20)[0]
@@ -835,24 +862,29 @@ def checkpoint_file(trial: Trial, answer: Any) -> None:
 
 
 def _read_back(trial: Trial, answer: Any, folder: Path) -> None:
-    with trial.group("what was written comes back", hint="which bytes are written, and which read?", see=1):
+    with trial.group("what was written comes back", hint="which bytes are written, to which file, and which read?"):
         for number, kind in enumerate((Path, str)):
             path = folder / f"run.{number}" / "a.b.ckpt"
             path.parent.mkdir()
             for name, state in [*_states().items(), ("none at all", {}), ("a list", [1, torch.ones(2)])]:
-                answer(kind(path)).write(state)
+                case, hint = f"write, path is a {kind.__name__}", "what can your answer do with such a path?"
+                trial.call(case, lambda k=kind, p=path, s=state: answer(k(p)).write(s), hint=hint)
                 got = answer(path).read()
-                trial.equal(f"what is read of {name!r}", _same(got, state), True)
-                held = path.read_bytes()
-                answer(kind(path)).read()
+                trial.equal(f"whether what is read of {name!r} is what was written", _same(got, state), True)
+                trial.equal(f"whether there is a file called {path.name}", path.is_file(), True)
+                held, hint = path.read_bytes(), "what does reading do with the file?"
+                trial.call(f"read a second time ({name!r})", lambda k=kind, p=path: answer(k(p)).read(), hint=hint)
                 trial.equal(f"the file is left alone by reading ({name!r})", path.read_bytes() == held, True)
         with chdir(folder):
-            answer("bare.ckpt").write([7])
+            hint = "which folder is that?"
+            trial.call("write to a path without a folder", lambda: answer("bare.ckpt").write([7]), hint=hint)
             trial.equal("what is read of a path without a folder", answer("bare.ckpt").read(), [7])
             (folder / "bare.ckpt").unlink()
         with mock.patch.object(os, "write", side_effect=lambda file, data, write=os.write: write(file, data[:1000])):
             answer(path).write(state := {"x": torch.randn(3000)})
-        trial.equal("what is read if the system takes 1,000 bytes at a time", _same(answer(path).read(), state), True)
+        case, hint = "read after a write of which the system takes 1,000 bytes at a time", "is all of it written?"
+        got = trial.call(case, answer(path).read, hint=hint)
+        trial.equal(case, _same(got, state), True, hint=hint)
     with trial.group("a missing file is a FileNotFoundError", hint="what does opening it raise?"):
         got = _raised_by(lambda: answer(folder / "missing.ckpt").read())
         trial.equal("what is raised", got.split(":")[0], "FileNotFoundError")
@@ -868,34 +900,45 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
         with _Disk(path).watched() as disk:
             answer(path).write(states["second"])
         new = path.read_bytes()
-        trial.equal("the old file's bytes, for somebody who has it open", kept.read_bytes() == old, True)
+        case = "whether the old file's bytes are still there for somebody who has it open"
+        hint = "what is written into the file that was at path?"
+        trial.equal(case, kept.read_bytes() == old, True, hint=hint, see=1)
         kept.unlink()
         for number, content in enumerate(disk.contents, start=1):
             found = {old: "the old one", new: "the new one", None: "nothing"}.get(content, "something else")
-            trial.equal(
-                f"at path, at call {number} of fsync or a renaming", found in ("the old one", "the new one"), True
-            )
+            whole = found in ("the old one", "the new one")
+            case = f"at path, at call {number} of fsync or a renaming"
+            trial.that(case, whole, expected="the old one or the new one", got=found)
         for number in range(1, disk.calls + 1):
             answer(path).write(states["first"])
             with suppress(_Power), _Disk(path, number).watched():
                 answer(path).write(states["second"])
             got = answer(path).read()
             whole = _same(got, states["first"]) or _same(got, states["second"])
-            trial.equal(f"read after a process that ended at call {number}", whole, True)
-            answer(path).write(states["second"])
-            trial.equal("read after the next write", _same(answer(path).read(), states["second"]), True)
+            case = f"whether the old or the new one is read after a process that ended at call {number}"
+            trial.equal(case, whole, True)
+            case, hint = (
+                "write and read after such a process",
+                "what did it leave, and what does the next write do with that?",
+            )
+            trial.call(case, lambda: answer(path).write(states["second"]), hint=hint)
+            got = trial.call(case, answer(path).read, hint=hint)
+            trial.equal("whether it is read after the next write", _same(got, states["second"]), True, hint=hint)
         answer(path).write(states["first"])
         with _full_disk(folder) as refused:
             got = _raised_by(lambda: answer(path).write({"x": torch.randn(30_000)}))
         if refused:
-            trial.equal("whether write raises when the disk is full", got != "no exception", True)
-            trial.equal("read after that", _same(answer(path).read(), states["first"]), True)
+            hint = "what becomes of an exception in write?"
+            trial.equal("whether write raises when the disk is full", got != "no exception", True, hint=hint)
+            trial.equal("whether the old one is read after that", _same(answer(path).read(), states["first"]), True)
     with trial.group("torch.save that raises leaves the old one", hint="when is path touched?", see=1):
         for bad in ({"step": 1, "call": lambda: None}, {"tensors": [torch.ones(9)], "dice": (i for i in "ab")}):
             answer(path).write(states["first"])
             got = _raised_by(lambda b=bad: answer(path).write(b))
-            trial.equal("whether it raises", got != "no exception", True)
-            trial.equal("what is read then", _same(answer(path).read(), states["first"]), True)
+            hint = "what becomes of an exception in write?"
+            trial.equal("whether write raises, too", got != "no exception", True, hint=hint)
+            trial.equal("whether there is a file at path then", path.is_file(), True)
+            trial.equal("whether the old one is read then", _same(answer(path).read(), states["first"]), True)
     with trial.group("the other name is path with .tmp, and is gone", hint="what is in the folder afterwards?"):
         for leftover in (None, b"x" * 9, b"x" * 99_999):
             temporary = folder / "state.ckpt.tmp"
@@ -904,13 +947,14 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
             (other := folder / "neighbour.ckpt.tmp").write_bytes(b"somebody else's")
             with _Disk(path).watched() as disk:
                 answer(path).write(states["second"])
-            trial.equal("another file's .tmp is left alone", other.exists(), True)
+            case = "whether neighbour.ckpt.tmp, another file's, is left alone"
+            trial.equal(case, other.exists(), True, hint="which files does write clear away?")
             other.unlink()
             names = ", then ".join(f"{source} to {target}" for source, target, _ in disk.renamed)
             hint = "what are the two names called?"
             trial.equal("what gets another name", names, "state.ckpt.tmp to state.ckpt", hint=hint)
             trial.equal("in the folder", sorted(found.name for found in folder.iterdir()), ["state.ckpt"])
-            trial.equal("read", _same(answer(path).read(), states["second"]), True)
+            trial.equal("whether the new one is read", _same(answer(path).read(), states["second"]), True)
 
 
 def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
@@ -918,10 +962,12 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
     for name in ("first", "second"):
         with _Disk(path).watched() as disk:
             answer(path).write(states[name])
-        trial.equal(
+        whole = [whole for _, _, whole in disk.renamed]
+        trial.that(
             "the content is on the disk before it gets its name",
-            [whole for _, _, whole in disk.renamed],
-            [True],
+            whole == [True],
+            expected="one renaming, of a file whose content is on the disk",
+            got=f"renamings: {len(whole)}, of such files: {sum(whole)}",
             hint="whose buffer still holds what, when the file gets its name?",
             see=2,
         )
@@ -930,7 +976,7 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
             disk.folder_after or os.name == "nt",
             expected="the folder of path, forced to the disk after the renaming",
             got="not after the renaming",
-            hint="which of the two is remembered in the folder?",
+            hint="content or name: which of them does the folder hold, and when?",
             see=2,
         )
     held = path.read_bytes()
@@ -938,9 +984,9 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
         got = _raised_by(lambda: answer(path).write(states["first"])).partition(":")[0]
     trial.equal(
         "the content is on the disk before it gets its name",
-        (got, path.read_bytes() == held),
-        ("OSError", True),
-        hint="fsync has raised OSError: what comes out of write, and is the old file (True) still there?",
+        {"what write raises": got, "the old file is still there": path.read_bytes() == held},
+        {"what write raises": "OSError", "the old file is still there": True},
+        hint="fsync has raised OSError: what comes out of write, and what is at path then?",
     )
     if os.path.isdir("/proc/self/fd"):
         item, hint = "nothing stays open", "what was opened and not closed?"
@@ -950,14 +996,15 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
             held.write(states["first"])
             held.read()
         gc.collect()
-        trial.equal(item, max(len(os.listdir("/proc/self/fd")) - before, 0), 0, hint=hint, see=2)
+        more, expected = len(os.listdir("/proc/self/fd")) - before, "no more open files than before"
+        trial.that(item, more <= 0, expected=expected, got=f"{more} more", hint=hint, see=2)
         for number in (1, 2):
             calls = [None] * (number - 1) + [OSError(5, "Input/output error")] + [None] * 9
             with mock.patch.object(os, "fsync", side_effect=calls), suppress(OSError):
                 held.write(states["first"])
             gc.collect()
-            more = f"{hint} (call {number} of fsync has raised OSError)"
-            trial.equal(item, max(len(os.listdir("/proc/self/fd")) - before, 0), 0, hint=more)
+            more, where = len(os.listdir("/proc/self/fd")) - before, f"(call {number} of fsync has raised OSError)"
+            trial.that(item, more <= 0, expected=expected, got=f"{more} more", hint=f"{hint} {where}")
     else:
         trial.equal("nothing stays open", 0, 0)
 
@@ -979,27 +1026,37 @@ def _noticed(trial: Trial, answer: Any, folder: Path) -> None:
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         changes[f"with bit {bit} of {8 * len(whole)} changed"] = bytes(changed)
-    hint = "what is compared with what before anything is unpickled?"
-    with trial.group("damage is a DamagedCheckpoint with the file's name", hint=hint, see=1):
+    hint = "what is compared with what before anything is unpickled, and what is raised then?"
+    with trial.group("damage is a DamagedCheckpoint with the file's name", hint=hint, see=3):
         for name, content in changes.items():
             path.write_bytes(content)
-            got = _raised_by(answer(path).read)
-            named = (
-                " that names it" if "epoch-3.ckpt" in got.partition(":")[2] else f" saying {got.partition(':')[2]!r}"
-            )
-            trial.equal(f"a file {name}", got.partition(":")[0] + named, "DamagedCheckpoint that names it")
+            kind, _, text = _raised_by(answer(path).read).partition(":")
+            expected, text = "a DamagedCheckpoint that names the file", text.strip()
+            right = kind == "DamagedCheckpoint"
+            got = kind + (f", which says {text[:60]!r}" + "..." * (len(text) > 60)) * bool(text)
+            more = {"hint": "what does the message say?"} if right else {}
+            if not right and path.name in text:
+                more = {"hint": "which exception does the task name?"}
+            trial.that(f"a file {name}", right and path.name in text, expected=expected, got=got, **more)
         answer(path).write({"x": torch.randn(70_000)})
         large = path.read_bytes()
         for place in (len(large) // 2, *(random.randrange(len(large)) for _ in range(12))):
             path.write_bytes(large[:place] + bytes([large[place] ^ 4]) + large[place + 1 :])
             got = _raised_by(answer(path).read).partition(":")[0]
-            trial.equal(f"a file with byte {place} of {len(large)} changed", got, "DamagedCheckpoint")
+            case = f"a file with byte {place} of {len(large)} changed"
+            trial.that(case, got == "DamagedCheckpoint", expected="DamagedCheckpoint", got=got)
     with mock.patch.object(torch, "load", side_effect=torch.load) as load:
         for content in list(changes.values())[:9]:
             path.write_bytes(content)
             with suppress(Exception):
                 answer(path).read()
-    trial.equal("a damaged file is not unpickled", load.call_count, 0, hint="what comes first, the sum or torch.load?")
+    trial.that(
+        "a damaged file is not unpickled",
+        load.call_count == 0,
+        expected="no call of torch.load",
+        got=f"{load.call_count} calls for 9 damaged files",
+        hint="what comes first, the comparison or torch.load?",
+    )
 
 
 def _unpickled(trial: Trial, answer: Any, folder: Path) -> None:
@@ -1007,14 +1064,22 @@ def _unpickled(trial: Trial, answer: Any, folder: Path) -> None:
     answer(path).write({"step": 1, "trap": _Trap()})
     _SPRUNG.clear()
     got = _raised_by(answer(path).read)
-    hint = "which option of torch.load refuses code?"
-    trial.equal("unpickled with weights_only", (got != "no exception", _SPRUNG), (True, []), hint=hint)
+    hint = "which option of torch.load refuses code, and what comes out of read then?"
+    found = {"read raises where there is code in the file": got != "no exception", "code that ran": _SPRUNG}
+    want = {"read raises where there is code in the file": True, "code that ran": []}
+    trial.equal("unpickled with weights_only", found, want, hint=hint)
     answer(path).write(_states()["first"])
     with mock.patch.object(torch, "load", side_effect=torch.load) as load:
         answer(path).read()
     places = [call.args[1] if len(call.args) > 1 else call.kwargs.get("map_location") for call in load.call_args_list]
     lands = bool(places) and all(_lands_on_cpu(where) for where in places)
-    trial.equal("tensors arrive on the CPU", lands, True, hint="what does a state from a GPU need?")
+    trial.that(
+        "tensors arrive on the CPU",
+        lands,
+        expected="a map_location that leads from each accelerator to the CPU",
+        got=", ".join("a function" if callable(where) else repr(where) for where in places) or "no call of torch.load",
+        hint="what does a state from a GPU need, of whichever number?",
+    )
 
 
 # ---------------------------------------------------------------- 15-10.4
@@ -1113,11 +1178,14 @@ def grouped(trial: Trial, answer: Any) -> None:
         for number, (sizes, count) in enumerate(cases):
             batches = sized(sizes)
             given = [batches, tuple(batches), iter(batches), (batch for batch in batches)][number % 4]
-            got = list(answer(given, count))
+            case = f"{len(sizes)} batches in groups of {count}, given as a {type(given).__name__}"
+            got = trial.call(case, lambda g=given, c=count: list(answer(g, c)), hint="what may batches be?")
+            indices = [next((i for i, b in enumerate(batches) if b is batch), "another object") for batch, *_ in got]
             found.append((sizes, count, got))
-            indices = [next((i for i, b in enumerate(batches) if b is batch), "another") for batch, *_ in got]
             trial.equal(f"indices of {len(sizes)} batches in groups of {count}", indices, list(range(len(sizes))))
-            trial.equal("types of what is yielded", {type(triple).__name__ for triple in got} <= {"tuple"}, True)
+            kinds = {type(triple).__name__ for triple in got}
+            hint = "what does the task say is yielded?"
+            trial.that("types of what is yielded", kinds <= {"tuple"}, expected="tuples", got=sorted(kinds), hint=hint)
     with trial.group("last: at the end of each group", hint="where do groups end, and where the batches?"):
         for sizes, count, got in found:
             want = [last for *_, last in _groups(sizes, sizes, count)]
@@ -1125,20 +1193,27 @@ def grouped(trial: Trial, answer: Any) -> None:
         one = torch.zeros(3, 1)
         got = [last for *_, last in answer([one] * 5, 2)]
         trial.equal("last of one and the same batch five times, in groups of 2", got, [False, True, False, True, True])
-    with trial.group("weight: the share of the group's samples", hint="whose samples are in the sum?", see=1):
+    hint = "whose samples are in the sum, and what is divided by it?"
+    with trial.group("weight: the share of the group's samples", hint=hint, see=1):
         for sizes, count, got in found:
             want = torch.tensor([weight for _, weight, _ in _groups(sizes, sizes, count)], dtype=torch.float64)
             kinds = {type(weight).__name__ for _, weight, _ in got}
-            trial.equal("type of a weight", kinds <= {"float"}, True)
+            hint = "what does the task say is yielded?"
+            trial.that("types of the weights", kinds <= {"float"}, expected="floats", got=sorted(kinds), hint=hint)
             weights = torch.tensor([weight for _, weight, _ in got], dtype=torch.float64)
-            trial.close(f"weights of batches of {sizes} in groups of {count}", weights, want, rtol=1e-12)
-    with trial.group("samples are counted in the first tensor, however nested", hint="which tensor is first?", see=2):
+            shown = str(sizes) if len(sizes) < 14 else f"[{sizes[0]}, {sizes[1]}, ...]"
+            trial.close(f"weights of {len(sizes)} batches of {shown} in groups of {count}", weights, want, rtol=1e-12)
+    item = "samples are counted in the first tensor, however nested"
+    hint = "which tensor is first, and how many samples does it hold?"
+    with trial.group(item, hint=hint, see=2):
         for number in range(len(_nestings(1))):
             sizes = [3, 1, 4, 2, 5]
             batches = [_nestings(size)[number] for size in sizes]
-            weights = torch.tensor([weight for _, weight, _ in answer(batches, 3)], dtype=torch.float64)
+            case = f"weights of batches like {_sketch(batches[1])}"
+            got = trial.call(case, lambda b=batches: [weight for _, weight, _ in answer(b, 3)], see=2, hint=hint)
+            weights = torch.tensor(got, dtype=torch.float64)
             want = torch.tensor([weight for _, weight, _ in _groups(batches, sizes, 3)], dtype=torch.float64)
-            trial.close(f"weights of batches like {_sketch(batches[1])}", weights, want, rtol=1e-12)
+            trial.close(case, weights, want, rtol=1e-12)
         empty = [(torch.zeros(n, 2), torch.ones(7)) for n in (0, 3, 1)]
         weights = torch.tensor([weight for _, weight, _ in answer(empty, 3)], dtype=torch.float64)
         want = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
@@ -1202,7 +1277,7 @@ def grouped(trial: Trial, answer: Any) -> None:
         errors[name] = _raised_by(lambda b=batches, c=count: list(answer(b, c))).partition(":")[0]
     want = dict.fromkeys(errors, "ValueError") | {"count 0, before the first next": "no exception"}
     errors["count 0, before the first next"] = _raised_by(lambda: answer([], 0)).partition(":")[0]
-    trial.equal("ValueError for what can't be grouped", errors, want, hint="look at 5")
+    trial.equal("ValueError for what can't be grouped", errors, want, hint="look at point 5")
 
 
 class _Kept(dict):
@@ -1214,12 +1289,17 @@ class _Kept(dict):
 
 def _sketch(batch: Any) -> str:
     if isinstance(batch, Tensor):
-        return f"tensor{tuple(batch.shape)}"
+        return "a subclass's " * (type(batch) is not Tensor) + f"tensor{tuple(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_sketch(value)}" for key, value in batch.items()) + "}"
+        return (
+            "OrderedDict" * isinstance(batch, OrderedDict)
+            + "{"
+            + ", ".join(f"{key!r}: {_sketch(value)}" for key, value in batch.items())
+            + "}"
+        )
     if isinstance(batch, list | tuple):
         inner = ", ".join(map(_sketch, batch))
-        return f"[{inner}]" if isinstance(batch, list) else f"({inner})"
+        return f"[{inner}]" if isinstance(batch, list) else "namedtuple" * hasattr(batch, "_fields") + f"({inner})"
     return repr(batch) if isinstance(batch, str | int | None) else type(batch).__name__
 
 
@@ -1453,7 +1533,7 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
         got = _draws(loop)
         for name in want:
             drawn[name].append((got[name], want[name]))
-    with trial.group("generators draw the same again", hint="which of the generators is the named one?"):
+    with trial.group("generators draw the same again", hint="is the whole state of the named one saved, and put back?"):
         for name in names:
             for got, want in drawn[name]:
                 trial.equal(f"what {name}'s generator draws after set_generator_states", got, want)
@@ -1463,7 +1543,8 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
             want = _draws(loop)
             _set_all(loop, before)
             loop.generator_states()
-            loop.state_dict()
+            hint = "what does each part of the state hold, and can it be copied?"
+            trial.call("a call of state_dict()", loop.state_dict, hint=hint)
             trial.equal("draws after a call (and one of state_dict()) and without", _draws(loop), want)
             for training in (True, False):
                 loop.model.train(training)
@@ -1570,7 +1651,7 @@ def _all_parts(trial: Trial, runs: _Runs) -> None:
     changed = [name for name in kept if not _same(_plain(state[name]), _plain(kept[name]))]
     with trial.group("is a snapshot", hint="what does a later step change?", see=2):
         trial.equal("parts of state_dict() that two later steps have changed", changed, [])
-    with trial.group("load_state_dict puts back", hint="which part is the named one, and who loads it?"):
+    with trial.group("load_state_dict puts back", hint="who saves this part, and who loads it?"):
         loop.load_state_dict(torch.load(_saved(kept), weights_only=False))
         got = _parts_of(loop, memory, second)
         for name, want in wanted.items():
@@ -1626,7 +1707,7 @@ def _other_callbacks(trial: Trial, runs: _Runs) -> None:
 def _goes_on(trial: Trial, runs: _Runs) -> None:
     path = runs.folder / "run.ckpt"
     item = "a run that goes on ends with the same bits"
-    with trial.group(item, hint="in which order is what restored, and who draws in between?"):
+    with trial.group(item, hint="what isn't saved or put back, in which order, and who draws in between?"):
         for number, kind in enumerate(runs.LOADERS):
             options = [{}, {"optimizer": "adamw"}, {"accumulate": 4}, {"precision": "fp16"}, {"optimizer": "plain"}]
             options = options[number]
@@ -1638,14 +1719,21 @@ def _goes_on(trial: Trial, runs: _Runs) -> None:
                 ("on_epoch_end", per_epoch),
                 ("on_batch_end", per_epoch + 1),
             ):
-                runs.run(kind, hook, step, **options)
+                case = f"generator: {kind}; saved in {hook} of step {step}; {options}"
+                saving = partial(runs.run, kind, hook, step, **options)
+                hint = "which part of the state does the message name?"
+                trial.call(f"a run that saves ({case})", saving, hint=hint, see=1)
                 random.seed(99)
                 np.random.seed(99)
                 torch.manual_seed(99)
-                loop, (memory_2, trace_2, _, second_2) = runs.run(kind, resume=path, **options)
-                case = f"generator: {kind}; saved in {hook} of step {step}; {options}"
+                resumed = partial(runs.run, kind, resume=path, **options)
+                hint = "what does a resumed run look for in the state?"
+                found = trial.call(f"the resumed run ({case})", resumed, hint=hint)
+                loop, (memory_2, trace_2, _, second_2) = found
                 rows = trace.rows[-len(trace_2.rows) :]
-                trial.equal(f"steps, losses and rates ({case})", trace_2.rows, rows)
+                names = ("step", "loss", "rate, or a draw after validation")
+                both = [[dict(zip(names, row, strict=True)) for row in found] for found in (trace_2.rows, rows)]
+                trial.equal(f"rows of a callback ({case})", *both)
                 same = _same(dict(loop.model.state_dict()), dict(whole.model.state_dict()))
                 trial.equal(f"weights ({case})", same, True)
                 trial.equal(
