@@ -107,13 +107,19 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     plain.append(("every second sample", wide[::2], labels[::2], 0.1))
     plain.append(("not contiguous", wide.mT.contiguous().mT, labels.T.contiguous().T, 0.1))
     close = {"rtol": 1e-9, "atol": 1e-10}
-    with trial.group("reductions none, sum and mean", hint="picked along which dimension, divided by what?"):
+    entry = "take one entry through the formula; which shape do the losses have?"
+    hints = {"none": entry} | dict.fromkeys(
+        ("sum", "mean"), "the losses are right: what does this reduction make of them?"
+    )
+    with trial.group("reductions none, sum and mean", hint="along which dimension are the classes?", see=1):
         for case, z, y, e in plain:
             for how in ("none", "sum", "mean"):
                 got, want = (f(z, y, e, reduction=how) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, **close)
-            trial.close(f"by default, {case}", answer(z, y), _smoothed(z, y), **close)
-    with trial.group("class weights and ignored labels", hint="whose weight, and which entries count?", see=1):
+                trial.close(f"{how}, {case}", got, want, hint=hints[how], **close)
+            shown = f"epsilon and reduction by default, {case.partition(', epsilon')[0]}"
+            trial.close(shown, answer(z, y), _smoothed(z, y), hint="take one entry through the formula", **close)
+    item, mean = "class weights and ignored labels", "by what is the sum of the losses divided?"
+    with trial.group(item, hint="which labels are ignored, and which may be an index?", see=1):
         for case, z, y, e in few:
             weights = 3 * torch.rand(z.shape[1], dtype=z.dtype) + 0.1
             for weight, number in itertools.product((None, weights, 0.01 * weights), (None, -100, 255, -1, 0)):
@@ -126,18 +132,26 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 for how in ("none", "sum", "mean"):
                     got, want = (f(z.clone(), some.clone(), e, weight, ignored, how) for f in (answer, _smoothed))
                     which = {None: "no weights"}.get(weight if weight is None else 0, "weights")
-                    trial.close(f"{how}, {which}, ignore_index {number}, {case}", got, want, **close)
+                    hint, see = "whose weight does each term have?", None
+                    if number is not None:
+                        hint, see = "what does an ignored entry cost, and what do those beside it?", 1
+                    hint, see = (mean, None) if how == "mean" else (hint, see)
+                    shown = f"{how}, {which}, ignore_index {number}, {case}"
+                    trial.close(shown, got, want, hint=hint, see=see, **close)
         z, y = _classified((4, 3))
         for how in ("none", "sum", "mean"):
             got, want = (f(z, 0 * y - 100, 0.1, None, -100, how) for f in (answer, _smoothed))
-            trial.close(f"{how}, all are ignored", got, want, **close)
+            hint = mean if how == "mean" else "what does an ignored entry cost?"
+            trial.close(f"{how}, all are ignored", got, want, hint=hint, **close)
         for dtype in _FORMATS:
             z, y = _classified((9, 4), dtype)
             weight = (torch.rand(4) + 0.5).to(dtype)
             want = _smoothed(z.double(), y, 0.3, weight.double()).to(dtype)
-            trial.close(f"weights, {dtype}", answer(z, y, 0.3, weight).to(dtype), want, rtol=2e-2, atol=1e-5)
+            hint = "in which dtype are weights and logits multiplied?"
+            got = answer(z, y, 0.3, weight).to(dtype)
+            trial.close(f"weights, {dtype}", got, want, hint=hint, rtol=2e-2, atol=1e-5)
     with trial.group("the inputs stay as they are", hint="which line writes into what it was given?"):
-        for case, _, _, e in few:
+        for *_, e in few:
             z, some = _classified((5, 7, 2))
             some.view(-1)[::2] = -100
             given = z.clone(), some.clone(), torch.rand(z.shape[1], dtype=z.dtype)
@@ -145,7 +159,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
             for how in ("none", "mean"):
                 answer(given[0], given[1], e, given[2], reduction=how)
                 for name, part, before in zip(("logits", "labels", "weight"), given, kept, strict=True):
-                    trial.equal(f"{name}, {case}", part, before)
+                    trial.equal(f"{name}, (5, 7, 2), epsilon {e}", part, before)
     with trial.group("gradients", hint="does everything on the way know its derivative?"):
         for case, z, y, e in few:
             some = y.clone()
@@ -171,7 +185,8 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                     want = _smoothed(z.double(), y, 0.1, reduction=how).to(dtype)
                     rtol, atol = (2e-2, 2e-2) if dtype in _HALVES else (1e-5, 1e-5)
                     trial.close(f"{dtype}, {how}", answer(z, y, 0.1, reduction=how), want, rtol=rtol, atol=atol)
-    with trial.group("logits of ±10,000: the loss of float64, and no NaN", see=2):
+    item = "logits of ±10,000: the loss of float64, and no NaN"
+    with trial.group(item, hint="which operation leaves the range of its dtype?", see=2):
         for dtype in _FORMATS:
             for classes in (2, 10, 40):
                 signs = torch.randint(0, 2, (60, classes)) * 2.0 - 1  # the sum leaves float16, the mean doesn't
@@ -184,7 +199,8 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 trial.equal(f"NaNs in the gradient, {case}", int(_gradient(loss, z).isnan().sum()), 0)
         for size in (1e5, 1e9):
             z, y = (size * torch.randn(5, 4, dtype=torch.float64)), torch.randint(4, (5,))
-            trial.close(f"logits around {size:.0e} in float64", answer(z, y, 0.3), _smoothed(z, y, 0.3), rtol=1e-9)
+            case, hint = f"logits around {size:.0e} in float64", "which operation has a bound for such logits?"
+            trial.close(case, answer(z, y, 0.3), _smoothed(z, y, 0.3), rtol=1e-9, hint=hint)
     with trial.group("masked classes, and NaN", hint="what is 0 times infinity?", see=1):
         for shape, weighted, (e, how) in itertools.product(
             [(6, 5), (4, 3, 5)], (False, True), itertools.product((0.0, 0.2), ("none", "sum", "mean"))
@@ -201,19 +217,24 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 leaf = z.clone().requires_grad_()
                 loss = f(leaf, y.clone(), e, weight, -100, how)
                 found.append((loss, None if e else _gradient(loss.sum(), leaf)))
-            trial.close(f"masked, {case}", found[0][0].detach(), found[1][0].detach(), **close)
+            trial.close(f"a class is masked, {case}", found[0][0].detach(), found[1][0].detach(), **close)
             if not e:
-                trial.close(f"gradient, masked, {case}", found[0][1], found[1][1], **close)
-            odds = (2, "the label's, ", -torch.inf), (2, "NaN, ", math.nan), (0, "NaN in an ignored entry, ", math.nan)
+                trial.close(f"gradient, a class is masked, {case}", found[0][1], found[1][1], **close)
+            odds = [
+                (2, "the label's class is masked in one entry, ", -torch.inf),
+                (2, "one entry has a NaN, ", math.nan),
+                (0, "an ignored entry has a NaN, ", math.nan),
+            ]
+            hint = "what does the task say of such an entry, and which line gives something else?"
             for row, kind, value in odds:
                 odd = z.clone()
                 odd[row].scatter_(0, y[row].clamp(min=0).unsqueeze(0), value)
                 got, want = (f(odd, y.clone(), e, weight, -100, how) for f in (answer, _smoothed))
-                trial.close(kind + case, got, want, **close)
-    found = [outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how)) for how in ("average", "", "Mean")]
-    trial.equal(
-        "another reduction raises ValueError", found, ["ValueError"] * 3, hint="which names does the task allow?"
-    )
+                trial.close(kind + case, got, want, hint=hint, see=None if row else 1, **close)
+    with trial.group("another reduction raises ValueError", hint="what does the task say of other names?"):
+        for how in ("average", "", "Mean"):
+            found = outcome(lambda how=how: answer(*_classified((3, 4)), reduction=how))
+            trial.equal(f"reduction={how!r}", found, "ValueError")
 
 
 # ---------------------------------------------------------------- 15-04.2
@@ -250,7 +271,8 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     sizes = [(2, 3), (3, 1), (4, 5), (5, 2), (12, 4)]
     pairs = [[F.normalize(torch.randn(n, d, dtype=torch.float64), dim=1) for _ in range(2)] for n, d in sizes]
     taus = (0.01, 0.07, 0.5, 1.0, 3.0)
-    with trial.group("equals a loop over all views", hint="who is in the sum, and who is the partner?", see=1):
+    hint = "take one view through the formula: who is in the sum, who is the partner, what is divided, in which dtype?"
+    with trial.group("equals a loop over all views", hint=hint, see=1):
         for a, b in pairs:
             for tau in taus:
                 case = f"{len(a)} images, temperature {tau}"
@@ -262,7 +284,8 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             for tau, other in itertools.product((0.01, 0.3), (b, -a)):
                 got = answer(a, other, tau)
                 trial.close(f"{d} dimensions, temperature {tau}", got, torch.zeros((), dtype=torch.float64))
-    with trial.group("the length of a row doesn't matter", hint="what is a similarity of directions?"):
+    hint = "which length does each row have when two are compared, a very short one too?"
+    with trial.group("the length of a row doesn't matter", hint=hint):
         for a, b in pairs:
             scale = 10 ** (8 * torch.rand(2, len(a), 1, dtype=torch.float64) - 4)
             case = f"{len(a)} images, lengths from 0.0001 to 10,000"
@@ -278,7 +301,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                     leaf = chosen.clone().requires_grad_()
                     loss = answer(leaf, b, tau) if name == "first" else answer(a, leaf, tau)
                     got = (_gradient(loss, leaf) * step).sum()
-                    case = f"{name}, {len(a)} images, temperature {tau}, along a step of a millionth, in millionths"
+                    case = f"slope along a random change of {name}, {len(a)} images, temperature {tau}"
                     trial.close(case, 1e6 * got, 1e6 * slope.detach(), rtol=1e-4, atol=1e-5)
     with trial.group("gradients in each format", hint="what on the way is detached?"):
         for dtype in _FORMATS:
@@ -291,8 +314,10 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     with trial.group("a tensor without dimensions in the dtype of the inputs", hint="what is converted, and back?"):
         for dtype in (*_FORMATS, torch.float64):
             loss = answer(*torch.randn(2, 6, 8, dtype=torch.float64).to(dtype), 0.5)
-            found = (tuple(loss.shape), loss.dtype) if torch.is_tensor(loss) else (None, type(loss))
-            trial.equal(str(dtype), found, ((), dtype))
+            is_tensor = torch.is_tensor(loss)
+            got = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}" if is_tensor else f"a {type(loss).__name__}"
+            right = is_tensor and (tuple(loss.shape), loss.dtype) == ((), dtype)
+            trial.that(f"inputs of {dtype}", right, expected=f"a tensor of shape () and {dtype}", got=got)
     item = "low temperatures and large entries: the loss of float64, finite gradients"
     with trial.group(item, see=3):
         for dtype in _FORMATS:
@@ -308,7 +333,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                     trial.close(f"loss, {case}", loss.detach().float(), want.float(), rtol=2e-2, atol=2e-2)
                     got = torch.autograd.grad(loss, (a, b), allow_unused=True) if loss.requires_grad else ()
                     finite = all(g is None or bool(g.isfinite().all()) for g in got)
-                    trial.equal(f"finite gradients, {case}", finite, True)
+                    trial.that(f"gradients, {case}", finite, expected="finite entries", got="NaN or infinity")
     shapes = [
         ((3, 4), (3, 4, 1)),
         ((3, 4), (2, 4)),
@@ -317,7 +342,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
         ((2, 3, 4), (2, 3, 4)),
         ((1, 4), (3, 4)),
     ]
-    with trial.group("other shapes raise ValueError", hint="which two shapes does the task allow?"):
+    with trial.group("other shapes raise ValueError", hint="what does the task say of such shapes?"):
         for one, two in shapes:
             found = outcome(lambda one=one, two=two: answer(torch.randn(one), torch.randn(two), 0.5))
             trial.equal(f"{one} and {two}", found, "ValueError")
@@ -390,18 +415,23 @@ def _state(stats: Any) -> tuple[int, float, float]:
 @exercise("15-04.3", "A variance that merges", points=20, stand_in=lambda: _Variance, stand_in_name="float64 sums")
 def running_variance(trial: Trial, answer: Any) -> None:
     """`answer()` sees batches, merges, and knows count, mean and variance."""
-    with trial.group("count, mean and variance of batches", hint="follow two batches through the formula", see=1):
+    formula = "take this batch and those before it through the formula; of which dtype is the result?"
+    with trial.group("count, mean and variance of batches", hint="which shapes may a batch have, and which strides?"):
         for shift in (0.0, -3.0, 50.0):
             stats, pieces = answer(), _pieces(shift, (2, 3), (4, 0, 2), (2, 1, 5))
             for number, piece in enumerate(pieces, start=1):
                 stats.update(piece)
-                seen = _all_of(pieces[:number])
-                trial.equal(f"count after {number} batches", stats.count, len(seen))
-                trial.that("its type", isinstance(stats.count, int), expected="int", got=type(stats.count).__name__)
+                seen, hint = _all_of(pieces[:number]), "what is counted, and of which type is the count?"
+                after = f"after {number} batches, the last of shape {tuple(piece.shape)}"
+                trial.equal(f"count {after}", stats.count, len(seen), hint=hint)
+                kind = type(stats.count).__name__
+                trial.that("type of count", isinstance(stats.count, int), expected="int", got=kind, hint=hint)
                 if len(seen) > 1:
-                    trial.close(f"mean after {number} batches", stats.mean, seen.mean())
-                    trial.close(f"variance after {number} batches", stats.variance(), seen.var(), rtol=1e-8)
-                    trial.close("variance asked again", stats.variance(), seen.var(), rtol=1e-8)
+                    see = 1 if piece.numel() else 2
+                    trial.close(f"mean {after}", stats.mean, seen.mean(), hint=formula, see=see)
+                    trial.close(f"variance {after}", stats.variance(), seen.var(), rtol=1e-8, hint=formula, see=see)
+                    hint = "what does variance() change?"
+                    trial.close("variance asked again", stats.variance(), seen.var(), rtol=1e-8, hint=hint)
         for case, values in (
             ("a matrix turned over", torch.randn(4, 5, dtype=torch.float64).mT),
             ("every third value", torch.randn(30, dtype=torch.float64)[::3]),
@@ -410,7 +440,8 @@ def running_variance(trial: Trial, answer: Any) -> None:
         ):
             stats = answer()
             stats.update(values)
-            trial.close(f"variance, {case}", stats.variance(), values.var(), rtol=1e-8)
+            hint = "which values does such a batch have?"
+            trial.close(f"variance, {case}", stats.variance(), values.var(), rtol=1e-8, hint=hint)
     with trial.group("the correction, NaN where nothing is left", hint="by what is M divided, and when is that 0?"):
         for n in (1, 2, 3, 8):
             values = torch.randn(n, dtype=torch.float64)
@@ -421,21 +452,22 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 got = stats.variance(correction)
                 got = got.double() if n <= correction and torch.is_tensor(got) else got
                 trial.close(f"{n} values, correction {correction}", got, want, rtol=1e-8)
-    with trial.group("nothing seen", hint="what does a state without values say?", see=2):
+    hint = "what does a state without values say?"
+    with trial.group("nothing seen", hint=hint):
         stats = answer()
         for number in range(3):
-            trial.equal(f"count after {number} empty batches", stats.count, 0)
-            found = stats.mean, stats.variance(), stats.variance(0)
-            trial.equal(
-                f"mean and variances after {number} empty batches",
-                [torch.is_tensor(f) and f.dim() == 0 and bool(f.isnan()) for f in found],
-                [True] * 3,
-            )
+            after, see = f"after {number} empty batches", 2 if number else None
+            trial.equal(f"count {after}", stats.count, 0, hint=hint, see=see)
+            found = {"mean": stats.mean, "variance()": stats.variance(), "variance(0)": stats.variance(0)}
+            for name, f in found.items():
+                nan = torch.is_tensor(f) and f.dim() == 0 and bool(f.isnan())
+                trial.that(f"{name} {after}", nan, expected="tensor(nan)", got=repr(f), hint=hint, see=see)
             stats.update(torch.zeros(0, 3))
         stats.update(torch.tensor([1.0, 3.0]))
         stats.update(torch.zeros(0))
-        trial.close("mean after an empty batch", stats.mean.float(), torch.tensor(2.0))
-        trial.close("variance after an empty batch", stats.variance().float(), torch.tensor(2.0))
+        two, hint = torch.tensor(2.0), "what does an empty batch change?"
+        trial.close("mean after 1, 3 and an empty batch", stats.mean.float(), two, hint=hint, see=2)
+        trial.close("variance after 1, 3 and an empty batch", stats.variance().float(), two, hint=hint, see=2)
     with trial.group("integers, booleans and halves count as float32, float64 stays", hint="what is converted?"):
         kinds = (torch.uint8, torch.int64, torch.bool, *_HALVES, torch.float32, torch.float64)
         for dtype in kinds:
@@ -448,7 +480,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 ("variance", stats.variance(), values.double().var()),
             ):
                 trial.close(f"{name}, {dtype}", got, right.to(want), rtol=1e-4)
-    with trial.group("merging workers", hint="what do two triples give, and who is changed?", see=2):
+    with trial.group("merging workers", hint="what do two triples give, one without values too?", see=2):
         for workers in (1, 2, 3, 5):
             several, parts = [answer() for _ in range(workers)], [_pieces(4.0 * w) for w in range(workers)]
             for stats, pieces in zip(several, parts, strict=True):
@@ -460,13 +492,20 @@ def running_variance(trial: Trial, answer: Any) -> None:
             for stats in several:
                 total.merge(stats)
             seen = torch.cat([_all_of(pieces) for pieces in parts])
-            trial.equal(f"count, {workers} workers", total.count, len(seen))
-            trial.close(f"mean, {workers} workers", total.mean, seen.mean())
-            trial.close(f"variance, {workers} workers", total.variance(), seen.var(), rtol=1e-8)
+            hint, see = "what do two triples give?", 2 if math.isnan(_state(total)[1]) else 1
+            case = f"{workers} workers and one that saw nothing"
+            trial.equal(f"count, {case}", total.count, len(seen), hint=hint, see=see)
+            trial.close(f"mean, {case}", total.mean, seen.mean(), hint=hint, see=see)
+            trial.close(f"variance, {case}", total.variance(), seen.var(), rtol=1e-8, hint=hint, see=see)
             more = torch.randn(5, dtype=torch.float64)
             total.update(more)
-            trial.close("variance after another batch", total.variance(), torch.cat([seen, more]).var(), rtol=1e-8)
-            trial.equal("those that were merged", [_state(stats) for stats in several], before)
+            want = torch.cat([seen, more]).var()
+            case = "variance after merging and another batch"
+            trial.close(case, total.variance(), want, rtol=1e-8, hint=hint, see=see)
+            for place, (stats, kept) in enumerate(zip(several, before, strict=True)):
+                for name, now, then in zip(("count", "mean", "variance"), _state(stats), kept, strict=True):
+                    case = f"{name} of other, merged as number {place + 1} of {len(several)}"
+                    trial.equal(case, now, then, hint="which line changes other, at once or later?")
     with trial.group("values far from 0 with a small deviation", hint="where are two large numbers subtracted?"):
         values = 1000 + 0.1 * torch.randn(2000)
         wide = 1e7 + 0.01 * torch.randn(600, dtype=torch.float64)
@@ -488,8 +527,9 @@ def running_variance(trial: Trial, answer: Any) -> None:
             other.merge(stats)
             case = f"NaN at {place} of {shape}"
             for name, one in (("", stats), (", merged", other)):
-                nan = [bool(found.isnan()) for found in (one.mean, one.variance())]
-                trial.equal(f"count, mean and variance, {case}{name}", [one.count, *nan], [9, True, True])
+                trial.equal(f"count, {case}{name}", one.count, 9)
+                for kind, found in (("mean", one.mean), ("variance", one.variance())):
+                    trial.that(f"{kind}, {case}{name}", bool(found.isnan()), expected="nan", got=f"{float(found):.6g}")
     with trial.group("no graph, and no tensor of the batch", hint="what of the batch is kept?"):
         for shape in ((), (1,), (8,)):
             stats, values = answer(), torch.randn(shape, dtype=torch.float64)
@@ -499,7 +539,12 @@ def running_variance(trial: Trial, answer: Any) -> None:
             graph = [name for name, held in vars(stats).items() if getattr(held, "requires_grad", False)]
             graph += [name for name in ("mean",) if stats.mean.requires_grad]
             graph += ["variance"] * stats.variance(0).requires_grad
-            trial.equal(f"with a graph, {shape}", graph, [])
+            trial.that(
+                f"after a batch of shape {shape} that requires a gradient",
+                not graph,
+                expected="nothing that requires a gradient",
+                got=", ".join(dict.fromkeys(graph)),
+            )
             with torch.no_grad():
                 leaf.fill_(7.0)
             trial.close(f"mean after the batch was overwritten, {shape}", stats.mean, wanted[0])
@@ -512,7 +557,12 @@ def running_variance(trial: Trial, answer: Any) -> None:
                 other.update(part)
             stats.merge(other)
             sizes.append(_numbers(vars(stats)))
-        trial.equal("numbers kept after 60, 120 and 180 values", sizes, sizes[:1] * 3)
+        trial.that(
+            "numbers in the attributes after 60, 120 and 180 values",
+            sizes == sizes[:1] * 3,
+            expected="the same each time",
+            got=", ".join(map(str, sizes)),
+        )
 
 
 # ---------------------------------------------------------------- 15-04.4
@@ -566,13 +616,18 @@ def _grads(parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
     return [p.grad for p in parameters]
 
 
-def _compare_grads(trial: Trial, case: str, got: Sequence[Any], want: Sequence[Any], **tolerance: float) -> None:
+_MADE, _THE_TENSOR = "which line makes a gradient where there was none?", "the tensor object from before the call"
+
+
+def _compare_grads(
+    trial: Trial, case: str, got: Sequence[Any], want: Sequence[Any], hint: str = "", **tolerance: float
+) -> None:
     for place, (mine, theirs) in enumerate(zip(_grads(got), _grads(want), strict=True)):
         where = f"gradient {place}, {case}"
         if theirs is None:
-            trial.equal(where, mine, None)
+            trial.equal(where, mine, None, hint=_MADE)
         else:
-            trial.close(where, mine, theirs, **tolerance)
+            trial.close(where, mine, theirs, hint=hint, **tolerance)
 
 
 @exercise(
@@ -586,24 +641,26 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
     """`answer(parameters, max_norm, norm_type, nonfinite)` clips in place and gives norms."""
     shapes = [[(3,)], [(4, 2), (), (5,)], [(1, 1), (2, 3, 2), (7,), (2,)]]
     orders = (2.0, 1.0, 3.0, 0.5, math.inf, 2)
-    with trial.group("norm and gradients of one set, as clip_grad_norm_", see=1):
+    factor = "by which number is each gradient multiplied?"
+    item = "norm and gradients of one set, as clip_grad_norm_"
+    with trial.group(item, hint="of what is this the norm, and when?", see=1):
         for some in shapes:
             for p in orders:
                 ours = _with_grads(*some)
                 exact = float(torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in _grads(ours)]), p))
                 for limit in (0.5 * exact, exact * (1 - 1e-3), exact * (1 + 1e-3), 10 * exact, 0.0, math.inf):
                     mine, theirs = _twin(ours), _twin(ours)
-                    case = f"norm_type {p}, max_norm {limit:.3g}, norm {exact:.3g}"
+                    case = f"norm_type {p}, max_norm {limit:.5g}, norm {exact:.5g}"
                     want = clip_grad_norm_(theirs, limit, p)
                     trial.close(f"norm, {case}", answer(mine, limit, p), want, rtol=1e-8)
-                    _compare_grads(trial, case, mine, theirs, rtol=1e-8)
+                    _compare_grads(trial, case, mine, theirs, factor, rtol=1e-8)
         tiny = _with_grads((3,), (2,))
         for q in tiny:
             q.grad *= 1e-6
         mine, theirs = _twin(tiny), _twin(tiny)
         answer(mine, 1e-6)
         clip_grad_norm_(theirs, 1e-6)
-        _compare_grads(trial, "a norm of 1e-6", mine, theirs, rtol=1e-8, atol=1e-14)
+        _compare_grads(trial, "a norm of about 1e-6", mine, theirs, factor, rtol=1e-8, atol=1e-14)
     with trial.group("a tensor, a list, a tuple, a generator", hint="how often may an iterable be walked?"):
         forms = (list, tuple, iter, lambda ps: (p for p in ps), lambda ps: nn.ParameterList(ps))
         for form in forms:
@@ -615,13 +672,15 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
             _compare_grads(trial, name, mine, theirs, rtol=1e-8)
         (mine,) = _with_grads((3, 2))
         (theirs,) = _twin([mine])
-        trial.close("norm, a tensor", answer(mine, 0.1), clip_grad_norm_(theirs, 0.1), rtol=1e-8)
-        _compare_grads(trial, "a tensor", [mine], [theirs], rtol=1e-8)
+        hint = "what does a loop over a tensor give?"
+        trial.close("norm, a tensor", answer(mine, 0.1), clip_grad_norm_(theirs, 0.1), rtol=1e-8, hint=hint)
+        _compare_grads(trial, "a tensor", [mine], [theirs], hint, rtol=1e-8)
     with trial.group("the gradients are changed in place", hint="which tensor does the optimizer hold?"):
         ours = _with_grads((3,), (2, 2))
         held = _grads(ours)
         answer(ours, 0.1)
-        trial.equal("the same tensors", [p.grad is g for p, g in zip(ours, held, strict=True)], [True, True])
+        for place, (q, g) in enumerate(zip(ours, held, strict=True)):
+            trial.that(f"gradient {place}", q.grad is g, expected=_THE_TENSOR, got="another object")
         total = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in held])).item()
         trial.close("norm of the tensors that were held", total, 0.1, rtol=1e-4)
     with trial.group("groups, each by its own norm and max_norm", hint="whose norm, and whose limit?"):
@@ -639,10 +698,12 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
                 clip_grad_norm_(ps, 0.7 if limit is None else limit, p) for ps, limit in zip(twins, limits, strict=True)
             ]
             case = f"norm_type {p}, max_norm {limits}, otherwise 0.7"
-            trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8)
+            hint = "of which entries is each norm, for which p, and what is returned?"
+            trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8, hint=hint)
             for place, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
                 _compare_grads(trial, f"group {place}, {case}", ps, qs, rtol=1e-8)
-            trial.equal("keys of the groups", [sorted(group) for group in groups], keys)
+            for place, (group, before) in enumerate(zip(groups, keys, strict=True)):
+                trial.equal(f"keys of group {place}", sorted(group), before, hint="which line writes into a group?")
         optimizer = torch.optim.SGD(
             [{"params": _with_grads((3,)), "max_norm": 0.2}, {"params": _with_grads((2,))}], 0.1
         )
@@ -684,17 +745,24 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
                 sets, groups = spoilt(value, place)
                 twins = [_twin(ps) for ps in sets]
                 want = [clip_grad_norm_(ps, 0.2 + k) for k, ps in enumerate(twins)]
-                trial.close(f"norms, {value}", answer(groups, 1.0, **how), torch.stack(want), rtol=1e-8)
-                for ps, qs in zip(sets, twins, strict=True):
-                    _compare_grads(trial, f"{value}", ps, qs, rtol=1e-8)
+                case = f"one entry is {value}, nonfinite {'given' if how else 'left out'}"
+                trial.close(f"norms, {case}", answer(groups, 1.0, **how), torch.stack(want), rtol=1e-8)
+                for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
+                    _compare_grads(trial, f"group {k}, {case}", ps, qs, rtol=1e-8)
     sets, groups = spoilt(1.0, 0)
     with _Functions() as called, _Operations() as ran:
         answer(groups, 1.0)
         answer(sets[0], 0.1)
     reads = {"item", "tolist", "numpy", "__array__", "cpu", "_local_scalar_dense", "is_nonzero", "equal", "nonzero"}
     reads = sorted(reads & {*called.names, *ran.names})
-    hint = "which line needs a number in Python?"
-    trial.equal("keep: no value is read from the device", reads, [], hint=hint, see=3)
+    trial.that(
+        "keep: no value is read from the device",
+        not reads,
+        expected="no read",
+        got=", ".join({"_local_scalar_dense": "a tensor taken as a number"}.get(name, name) for name in reads),
+        hint="which line needs a number in Python?",
+        see=3,
+    )
 
     def finite_is_clipped(how: str) -> None:
         sets, groups = spoilt(0.5, 0)
@@ -702,43 +770,62 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         answer(groups, 1.0, nonfinite=how)
         for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
             clip_grad_norm_(qs, 0.2 + k)
-            _compare_grads(trial, "all finite", ps, qs, rtol=1e-8)
+            hint = "what is done if all norms are finite?"
+            _compare_grads(trial, f"group {k}, nonfinite={how!r}, all finite", ps, qs, hint, rtol=1e-8)
 
-    with trial.group(
-        "raise: RuntimeError, all gradients stay", hint="what was done before the bad one was met?", see=2
-    ):
+    late = "what was done before the bad one was met?"
+    with trial.group("raise: RuntimeError, all gradients stay", hint="which norms are asked, and what is raised?"):
         for value, place in bad:
             for p in (2.0, math.inf):
                 sets, groups = spoilt(value, place)
                 twins = [_twin(ps) for ps in sets]
                 error = outcome(lambda g=groups, p=p: answer(g, 1.0, p, "raise"))
-                trial.equal(f"{value}", error, "RuntimeError")
+                trial.equal(f"groups, one entry of group {2 * place} is {value}", error, "RuntimeError")
                 error = outcome(lambda g=sets[2 * place], p=p: answer(g, 1.0, p, "raise"))
-                trial.equal(f"{value}, one set", error, "RuntimeError")
-                for ps, qs in zip(sets, twins, strict=True):
-                    trial.equal(f"gradients, {value}", _grads(ps), _grads(qs))
+                trial.equal(f"one set without groups, one entry is {value}", error, "RuntimeError")
+                for k, (ps, qs) in enumerate(zip(sets, twins, strict=True)):
+                    case = f"gradients of group {k}, one entry of group {2 * place} is {value}"
+                    trial.equal(case, _grads(ps), _grads(qs), hint=late, see=2)
         finite_is_clipped("raise")
-    with trial.group(
-        "zero: all gradients of all groups are 0", hint="which groups, and what is 0 times infinity?", see=2
-    ):
+
+    def are_zero(case: str, got: Sequence[Tensor | None], held: Sequence[Tensor | None]) -> None:
+        for number, (now, before) in enumerate(zip(got, held, strict=True)):
+            where, left = f"{number}, {case}", None if now is None else float(now.abs().sum())
+            hint, see = "which gradients are set to 0, of which groups?", 2
+            if before is None:
+                hint, see = _MADE, None
+            elif left is None:
+                hint, see = "is no gradient the same as one of zeros?", None
+            elif math.isnan(left):
+                hint = "what is 0 times infinity?"
+            want = None if before is None else 0.0
+            trial.equal(f"sum of the magnitudes in gradient {where}", left, want, hint=hint, see=see)
+
+    with trial.group("zero: all gradients of all groups are 0", hint="what is done to each gradient?"):
         for value, place in bad:
             for p in (2.0, 1.0):
                 sets, groups = spoilt(value, place)
                 held = [g for ps in sets for g in _grads(ps)]
                 want = [clip_grad_norm_(_twin(ps), 1.0, p) for ps in sets]
                 got = answer(groups, 1.0, p, "zero")
-                trial.close(f"norms, {value}", got, torch.stack(want), rtol=1e-8)
-                left = [None if g is None else float(g.abs().sum()) for ps in sets for g in _grads(ps)]
-                trial.equal(f"gradients, {value}", left, [None if g is None else 0.0 for g in held])
-                same = [a is b for a, b in zip(held, [g for ps in sets for g in _grads(ps)], strict=True)]
-                trial.equal(f"the same tensors, {value}", same, [True] * len(held))
+                case = f"one entry of group {2 * place} is {value}"
+                hint = "are these the norms from before?"
+                trial.close(f"norms, {case}", got, torch.stack(want), rtol=1e-8, hint=hint)
+                for k, ps in enumerate(sets):
+                    are_zero(f"group {k}, {case}", _grads(ps), held[3 * k : 3 * k + 3])
+                hint = "which tensor does the optimizer hold?"
+                for k, (now, before) in enumerate(zip([g for ps in sets for g in _grads(ps)], held, strict=True)):
+                    where = f"gradient {k % 3}, group {k // 3}, {case}"
+                    trial.that(where, now is before, expected=_THE_TENSOR, got="another object", hint=hint)
                 sets, groups = spoilt(value, place)
+                held = _grads(sets[2 * place])
                 answer(sets[2 * place], 1.0, p, "zero")
-                left = [None if g is None else float(g.abs().sum()) for g in _grads(sets[2 * place])]
-                trial.equal(f"one set, {value}", left, [0.0, 0.0, None])
+                are_zero(f"one set without groups, one entry is {value}", _grads(sets[2 * place]), held)
         finite_is_clipped("zero")
-    found = [outcome(lambda how=how: answer(_with_grads((3,)), 1.0, 2.0, how)) for how in ("skip", "", "Zero")]
-    trial.equal("another nonfinite raises ValueError", found, ["ValueError"] * 3, hint="is it looked at in any case?")
+    with trial.group("another nonfinite raises ValueError", hint="is it looked at in any case?"):
+        for how in ("skip", "", "Zero"):
+            found = outcome(lambda how=how: answer(_with_grads((3,)), 1.0, 2.0, how))
+            trial.equal(f"nonfinite={how!r}, all finite", found, "ValueError")
 
 
 # ---------------------------------------------------------------- 15-04.5
@@ -844,6 +931,21 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()}
 
 
+def _objects(model: nn.Module) -> dict[str, int]:
+    return {name: id(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _same_objects(trial: Trial, case: str, now: Mapping[str, int], before: Mapping[str, int]) -> None:
+    other = [name for name in (before | now) if now.get(name) != before.get(name)]
+    trial.that(case, now == before, expected="the objects from before", got=f"others for {', '.join(other)}")
+
+
+def _same_names(trial: Trial, case: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], hint: str) -> None:
+    lists = {"missing": [n for n in want if n not in got], "too many": [n for n in got if n not in want]}
+    shown = "; ".join(f"{kind}: {', '.join(map(str, names))}" for kind, names in lists.items() if names)
+    trial.that(case, not shown, expected="the names of the averages", got=shown, hint=hint)
+
+
 @exercise("15-04.5", "Swap in, save, resume", points=25, stand_in=lambda: _EMA, stand_in_name="one of the check's")
 def ema(trial: Trial, answer: Any) -> None:
     """`answer(model, decay, warmup)` is a Shadow with applied, state_dict and load_state_dict."""
@@ -853,16 +955,16 @@ def ema(trial: Trial, answer: Any) -> None:
         "is a Shadow with three more methods",
         isinstance(answer, type) and not missing,
         expected="a class derived from Shadow",
-        got=f"{answer!r}, without {missing}",
+        got=f"{getattr(answer, '__name__', repr(answer))}, without {', '.join(missing) or 'being a class'}",
         hint="which class does the task name?",
     )
     model, ema = _followed(answer, 3)
     averages, own, state = _copied(ema.shadow), _copied(ema.live), _copied(model.state_dict())
-    objects = [id(t) for t in (*model.parameters(), *model.buffers())]
+    objects = _objects(model)
     with trial.group("inside, the model has the averages", hint="what is written where, and of which names?", see=1):
         with ema.applied():
             inside = _copied(model.state_dict())
-            inside_objects = [id(t) for t in (*model.parameters(), *model.buffers())]
+            inside_objects = _objects(model)
         for name, wanted in averages.items():
             trial.equal(name, inside[name], wanted)
         trial.equal("a frozen parameter", inside["frozen"], state["frozen"])
@@ -872,8 +974,9 @@ def ema(trial: Trial, answer: Any) -> None:
     class _Interrupt(BaseException):
         pass
 
-    with trial.group(item, hint="how are the own values kept, and what runs in any case?", see=1):
-        trial.equal("after a block", _copied(model.state_dict()), state)
+    with trial.group(item, hint="in which state does a block leave the object?", see=2):
+        hint = "which of the own values are kept, how, and put back?"
+        trial.equal("after a block", _copied(model.state_dict()), state, hint=hint, see=1)
         with torch.no_grad():
             model.wide.copy_(torch.tensor([math.nan, -math.inf, -0.0, 1e300]))
             model.first.bias.copy_(torch.tensor([1e-40, 3e38, 1.0]))
@@ -881,8 +984,8 @@ def ema(trial: Trial, answer: Any) -> None:
         for number in range(2):
             with ema.applied():
                 model.eval()(torch.randn(2, 3))
-            trial.equal(f"odd values, block {number}", _copied(model.state_dict()), odd)
-        for error in (ValueError("bad"), KeyError("key"), StopIteration(), _Interrupt(), KeyboardInterrupt()):
+            trial.equal(f"odd values, after block {number + 1}", _copied(model.state_dict()), odd, hint=hint, see=1)
+        for error in (ValueError("bad"), KeyError("key"), StopIteration(), KeyboardInterrupt(), _Interrupt()):
             model, ema = _followed(answer, 2)
             own, raised = _copied(model.state_dict()), None
             try:
@@ -892,19 +995,22 @@ def ema(trial: Trial, answer: Any) -> None:
             except BaseException as caught:
                 raised = caught.__cause__ if isinstance(error, StopIteration) and caught is not error else caught
             kind = type(error).__name__
-            got = f"{raised!r}{', another object' * (repr(raised) == repr(error))}"
-            trial.that(f"{kind} goes on", raised is error, expected=repr(error), got=got)
-            trial.equal(f"values after {kind}", _copied(model.state_dict()), own)
+            got, want = (
+                "no exception" if raised is None else f"another object, {raised!r}",
+                f"the {error!r} raised inside",
+            )
+            hint = "who catches it, and what is raised then?"
+            trial.that(f"{kind} goes on", raised is error, expected=want, got=got, hint=hint, see=1)
+            hint = "what runs in any case?"
+            trial.equal(f"values after {kind}", _copied(model.state_dict()), own, hint=hint, see=1)
     with trial.group("the same tensor objects", hint="what does an optimizer hold?", see=1):
-        trial.equal("inside", inside_objects, objects)
+        _same_objects(trial, "inside", inside_objects, objects)
         model, ema = _followed(answer, 2)
-        before = {name: id(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        before = _objects(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
         with ema.applied():
             pass
-        after = {name: id(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-        replaced = [name for name in before if after.get(name) != before[name]]
-        trial.equal("tensors that are other objects afterwards", replaced, [])
+        _same_objects(trial, "afterwards", _objects(model), before)
         model(torch.randn(4, 3)).sum().backward()
         own = model.norm.bias.detach().clone()
         optimizer.step()
@@ -915,7 +1021,8 @@ def ema(trial: Trial, answer: Any) -> None:
         with ema.applied():
             _moved(model, 7)
         trial.equal("the averages", _copied(ema.shadow), averages)
-        trial.equal("the model", _copied(model.state_dict()), own)
+        hint = "which values are put back?"
+        trial.equal("the model afterwards", _copied(model.state_dict()), own, hint=hint, see=1)
     with trial.group("update and applied inside raise RuntimeError and change nothing", see=2):
         model, ema = _followed(answer, 2)
         averages, own, count = _copied(ema.shadow), _copied(model.state_dict()), ema.updates
@@ -926,8 +1033,9 @@ def ema(trial: Trial, answer: Any) -> None:
                 with ema.applied():
                     pass
 
-            for name, action in (("update()", ema.update), ("applied()", again), ("update() again", ema.update)):
-                trial.equal(f"{name} inside", outcome(action), "RuntimeError")
+            later = "update(), after a second applied()"
+            for name, action in (("update()", ema.update), ("applied()", again), (later, ema.update)):
+                trial.equal(f"{name}, inside", outcome(action), "RuntimeError")
                 trial.equal(f"the averages after {name}", _copied(ema.shadow), averages)
                 trial.equal(f"the model after {name}", _copied(model.state_dict()), inside)
             trial.equal("updates", ema.updates, count)
@@ -940,21 +1048,26 @@ def ema(trial: Trial, answer: Any) -> None:
                         raise error
             except RuntimeError:
                 pass
-            count = ema.updates
-            trial.equal("update()", outcome(ema.update), "no exception")
-            trial.equal("updates", ema.updates, count + 1)
-            trial.equal("applied()", outcome(ema.applied().__enter__), "no exception")
+            count, after = ema.updates, "after a block" + " that raised" * (error is not None)
+            trial.equal(f"update() {after}", outcome(ema.update), "no exception")
+            trial.equal(f"updates {after}", ema.updates, count + 1)
+            trial.equal(f"applied() {after}", outcome(ema.applied().__enter__), "no exception")
             model, ema = _followed(answer, 2)
     with trial.group("state_dict gives updates and shadow", hint="which keys, and of which kinds?"):
         for updates in (0, 1, 4):
             model, ema = _followed(answer, updates)
             state = ema.state_dict()
             trial.equal("keys", [key in state for key in ("shadow", "updates")], [True, True])
+            hint = "may it be called inside of applied()?"
             with ema.applied():
-                inside = ema.state_dict()
-            trial.equal("shadow, inside of applied()", dict(inside["shadow"]), _copied(ema.shadow))
+                inside = trial.call("state_dict() inside of applied()", ema.state_dict, hint=hint)
+            hint = "which tensors are the averages?"
+            _same_names(trial, "names in shadow, inside of applied()", inside["shadow"], ema.shadow, hint)
+            case = "shadow, inside of applied()"
+            trial.equal(case, dict(inside["shadow"]), _copied(ema.shadow), hint=hint)
             trial.equal("updates", state["updates"], updates)
-            trial.equal("shadow", dict(state["shadow"]), _copied(ema.shadow))
+            _same_names(trial, "names in shadow", state["shadow"], ema.shadow, hint)
+            trial.equal("shadow", dict(state["shadow"]), _copied(ema.shadow), hint=hint)
             trial.equal("with a graph", [n for n, t in state["shadow"].items() if t.requires_grad], [])
     with trial.group("state_dict is a snapshot", hint="whose memory is in it?"):
         model, ema = _followed(answer, 2)
@@ -978,8 +1091,13 @@ def ema(trial: Trial, answer: Any) -> None:
                 weights, state = copy.deepcopy(model.state_dict()), ema.state_dict()
                 other, resumed = _followed(answer, before, decay, warmup)
                 turned = dict(reversed(state["shadow"].items()))  # names in another order
-                resumed.load_state_dict({**state, "shadow": turned})
-                trial.equal("decay", resumed.decay, decay)
+                renamed, hint = {**state, "shadow": turned}, "does the order of the names matter?"
+                trial.call(
+                    "load_state_dict(state), names in another order",
+                    lambda resumed=resumed, state=renamed: resumed.load_state_dict(state),
+                    hint=hint,
+                )
+                trial.equal("decay", resumed.decay, decay, hint="what may loading change?")
                 other.load_state_dict(weights)
                 for step in range(4):
                     for m, e in ((model, ema), (other, resumed)):
@@ -987,7 +1105,8 @@ def ema(trial: Trial, answer: Any) -> None:
                         e.update()
                     case = f"saved after {saved_after}, {step + 1} updates later, warmup {warmup}"
                     trial.equal(f"updates, {case}", resumed.updates, ema.updates)
-                    trial.equal(f"averages, {case}", _copied(resumed.shadow), _copied(ema.shadow))
+                    hint = "which tensors does update() write to?"
+                    trial.equal(f"averages, {case}", _copied(resumed.shadow), _copied(ema.shadow), hint=hint, see=1)
                 with resumed.applied():
                     inside = _copied(other.state_dict())
                 trial.equal("swapped in", {n: inside[n] for n in ema.shadow}, _copied(ema.shadow))
@@ -999,16 +1118,18 @@ def ema(trial: Trial, answer: Any) -> None:
         _, ema = _followed(answer, 1)
         ema.load_state_dict({"updates": 9, "shadow": wide})
         trial.equal("dtypes", {n: t.dtype for n, t in ema.shadow.items()}, kinds)
-        trial.equal("values", _copied(ema.shadow), dict(state["shadow"]))
+        hint = "which tensors are copied?"
+        trial.equal("values", _copied(ema.shadow), dict(state["shadow"]), hint=hint)
     with trial.group("state stays as it is, and is not needed afterwards", hint="whose memory is written to?"):
         model, ema = _followed(answer, 2)
         state = copy.deepcopy(ema.state_dict())
         kept = copy.deepcopy(state)
         ema.load_state_dict(state)
+        trial.equal("keys of state", sorted(state), sorted(kept), hint="which line changes state?")
         _moved(model, 5)
         ema.update()
         trial.equal("state after an update", dict(state["shadow"]), dict(kept["shadow"]))
-        trial.equal("keys of state", sorted(state), sorted(kept))
+        trial.equal("keys of state after an update", sorted(state), sorted(kept), hint="which line changes state?")
         averages = _copied(ema.shadow)
         for t in state["shadow"].values():
             t.zero_()
@@ -1024,15 +1145,26 @@ def ema(trial: Trial, answer: Any) -> None:
         kept = copy.deepcopy(state)
         with ema.applied():
             inside = _copied(model.state_dict())
-            ema.load_state_dict(state)
+            hint = "may it be called inside of applied()?"
+            trial.call("load_state_dict(state) inside", lambda: ema.load_state_dict(state), hint=hint)
             trial.equal("the model inside, loaded inside", _copied(model.state_dict()), inside)
-            trial.equal("update() after loading inside", outcome(ema.update), "RuntimeError")
+            hint = "does loading end the block?"
+            trial.equal("update() after loading inside", outcome(ema.update), "RuntimeError", hint=hint)
         trial.equal("the model afterwards, loaded inside", _copied(model.state_dict()), own)
         trial.equal("averages, loaded inside", _copied(ema.shadow), dict(kept["shadow"]))
         trial.equal("updates, loaded inside", ema.updates, kept["updates"])
     item = "other names or shapes raise ValueError with the name, nothing is changed"
     with trial.group(item, hint="what was written before the mismatch was met?", see=3):
-        for kind in ("missing", "left over", "a shape", "a shape that broadcasts", "a 0-d shape", "turned over"):
+        compared = "which names and shapes are compared, and what is raised?"
+        differs = {
+            "missing": "is missing",
+            "left over": "is one too many",
+            "a shape": "has another shape",
+            "a shape that broadcasts": "has a shape that broadcasts",
+            "a 0-d shape": "has shape (1,) instead of ()",
+            "turned over": "has shape (2, 3) instead of (3, 2)",
+        }
+        for kind in differs:
             model, ema = _followed(answer, 2)
             averages, count = _copied(ema.shadow), ema.updates
             shadow = _copied(_followed(answer, 4)[1].shadow)
@@ -1054,6 +1186,7 @@ def ema(trial: Trial, answer: Any) -> None:
             except Exception as caught:
                 error = caught
             right = isinstance(error, ValueError) and name in str(error)
-            trial.that(kind, right, expected=f"ValueError naming {name!r}", got=repr(error)[:160])
-            trial.equal(f"averages, {kind}", _copied(ema.shadow), averages)
-            trial.equal(f"updates, {kind}", ema.updates, count)
+            got, case = "no exception" if error is None else repr(error)[:160], f"{name} {differs[kind]}"
+            trial.that(case, right, expected=f"ValueError naming {name!r}", got=got, hint=compared, see=3)
+            trial.equal(f"averages, {case}", _copied(ema.shadow), averages)
+            trial.equal(f"updates, {case}", ema.updates, count)

@@ -5,8 +5,9 @@ import copy
 import io
 import operator
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -27,7 +28,7 @@ def _graph_module(trial: Trial, result: Any) -> None:
     )
     got, hint = f"a {type(result).__name__}", "what does the function return?"
     if module:
-        got, hint = _lint(result), "is each node defined before its use?"
+        got, hint = _lint(result), "which node does lint name: what of its place, its name, its arguments?"
     trial.needs(item, module and not got, expected="a GraphModule whose graph passes lint", got=got, hint=hint)
     if module:
         trial.needs(
@@ -39,15 +40,11 @@ def _graph_module(trial: Trial, result: Any) -> None:
         )
 
 
-def _at(case: str) -> str:
-    return f"print the graph of this case: {case}"
-
-
 def _lint(gm: fx.GraphModule) -> str:
     try:
         gm.graph.lint()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:200]
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return ""
 
 
@@ -59,20 +56,31 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
+_WHOLE = "the model"
+
+
 def _shape_of(model: nn.Module) -> dict[str, str]:
     """What a model consists of: of each module the class, mode and number of hooks, of each parameter if it learns."""
     found = {}
     for path, module in model.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-        found[path] = f"{type(module).__name__}, training={module.training}, {hooks} hooks"
+        found[path or _WHOLE] = f"{type(module).__name__}, training={module.training}, {hooks} hooks"
     return found | {name: f"requires_grad={p.requires_grad}" for name, p in model.named_parameters()}
 
 
 def _shapes_of_same(result: fx.GraphModule, model: nn.Module) -> list[dict[str, str]]:
     """The same of a result and of its model, as to called modules and parameters whose names both have."""
     made, given = _shape_of(result), _shape_of(model)
-    uncalled = {path for path, _ in result.named_modules()} - {n.target for n in _calls(result.graph)}
+    uncalled = {path or _WHOLE for path, _ in result.named_modules()} - {n.target for n in _calls(result.graph)}
     return [{name: one[name] for name in made if name in given and name not in uncalled} for one in (made, given)]
+
+
+def _hold_shape(trial: Trial, item: str, got: dict[str, str], want: dict[str, str], hint: str) -> None:
+    """Hold that two such shapes are the same; what one has and the other hasn't is named."""
+    lists = {"more": [name for name in got if name not in want], "gone": [name for name in want if name not in got]}
+    if shown := "; ".join(f"{kind}: {', '.join(names)}" for kind, names in lists.items() if names):
+        trial.that(item, False, expected="the modules and parameters from before", got=shown, hint=hint)
+    trial.equal(item, got, want, hint=hint)
 
 
 class _Forward(nn.Module):
@@ -180,10 +188,12 @@ def replace_relu(trial: Trial, answer: Any) -> None:
         for new in (_steep, _bent):
             model = make()
             before = _shape_of(model)
-            result = trial.call("takes any traceable model", lambda m=model, n=new: answer(m, n), hint=_at(label))
+            hint = f"run it on such a model: {label}"
+            result = trial.call("takes any traceable model", lambda m=model, n=new: answer(m, n), hint=hint)
             _graph_module(trial, result)
+            item = "computes what the model does with new in place of each ReLU"
             with (
-                trial.group("computes what the model does with new in place of each ReLU", see=1),
+                trial.group(item, hint="print the result's code: what becomes of this ReLU?", see=1),
                 redirect_stderr(io.StringIO()),  # fx writes the code that raised
             ):
                 trial.equal(label, result(x.clone()), want(new, x))
@@ -191,16 +201,21 @@ def replace_relu(trial: Trial, answer: Any) -> None:
             with trial.group(
                 "each ReLU is a call of new, the input its only argument", hint="read the node's arguments"
             ):
-                trial.equal(f"number of calls, {label}", len(found), relus)
-                trial.that(
-                    label,
-                    all(len(n.args) == 1 and not n.kwargs for n in found),
-                    expected="one argument",
-                    got=str([(n.args, n.kwargs) for n in found]),
-                )
-            trial.equal("all other calls stay", len(_calls(result.graph)) - len(found), others, hint=_at(label))
-            with trial.group("model stays as it is", hint="whose graph, and whose modules, are changed?"):
-                trial.equal(label, _shape_of(model), before)
+                hint = "print the graph: which calls of new does it have?"
+                trial.equal(f"number of calls, {label}", len(found), relus, hint=hint)
+                odd = [n for n in found if len(n.args) != 1 or n.kwargs]
+                shown = "".join(f"args {n.args}, kwargs {n.kwargs}" for n in odd[:1])
+                trial.that(label, not odd, expected="one in args, none in kwargs", got=shown)
+            rest = len(_calls(result.graph)) - len(found)
+            trial.that(
+                "all other calls stay",
+                rest == others,
+                expected=f"calls besides those of new: {others}",
+                got=f"calls besides those of new: {rest}",
+                hint=f"print the graph of such a model, before and after: {label}",
+            )
+            with trial.group("model stays as it is", hint="what of the model's modules and parameters is changed?"):
+                _hold_shape(trial, label, _shape_of(model), before, "")
                 trial.equal(label, model(x.clone()), want(torch.relu, x))
             left = [path for path, module in result.named_modules() if type(module) is nn.ReLU]
             trial.equal("the result holds no nn.ReLU", left, [], see=2)
@@ -208,7 +223,7 @@ def replace_relu(trial: Trial, answer: Any) -> None:
     model[0].bias.requires_grad_(False)
     before, result = _shape_of(model), answer(model, _bent)
     with trial.group("model stays as it is", hint="whose modes and parameters are switched?"):
-        trial.equal("modes, hooks, parameters that learn", _shape_of(model), before)
+        _hold_shape(trial, "modes, hooks, parameters that learn", _shape_of(model), before, "")
     got, want = _shapes_of_same(result, model)
     trial.equal("all other calls stay", got, want, hint="in which mode is each module, and which parameters learn?")
     model = _Forward(
@@ -328,14 +343,18 @@ def count_flops(trial: Trial, answer: Any) -> None:
         got = trial.call(
             "takes the arguments as they are given",
             lambda model=model, x=x: answer(model, x),
-            hint=f"{label}: where may a node's arguments stand?",
+            hint=f"run it on such a model: {label}; where may a node's arguments stand?",
         )
         with trial.group("all nodes are in it, in order", hint="which nodes does run_node see?"):
             trial.that(
-                f"the result, {label}", isinstance(got, dict), expected="a dictionary", got=f"a {type(got).__name__}"
+                f"the result, {label}",
+                isinstance(got, dict),
+                expected="a dictionary",
+                got=f"a {type(got).__name__}",
+                hint="what does the task say is returned?",
             )
             trial.equal(label, list(got), list(want))
-        with trial.group(item, see=1):
+        with trial.group(item, hint="what is counted, how often, and as which type?", see=1):
             trial.equal(label, _counted(got), _counted(want))
     fc, conv = nn.Linear(6, 6, bias=False), nn.Conv1d(2, 2, 3, padding=1, bias=False)
     model = _Forward(lambda m, x: m.fc(m.conv(m.fc(x)[..., :4])[..., :3].repeat(1, 1, 2)) + m.conv(x), fc=fc, conv=conv)
@@ -344,7 +363,9 @@ def count_flops(trial: Trial, answer: Any) -> None:
         want = _Brute(fx.symbolic_trace(model)).run(x)
         trial.equal("one Linear and one Conv1d, two calls each", _counted(answer(model, x)), _counted(want))
     model = _Forward(lambda m, x: F.gelu(m.norm(x)).sum() + m.act(x).mean(), norm=nn.LayerNorm(6), act=nn.SELU())
-    with trial.group("nodes that aren't named count 0", hint="what is their length?"):
+    with trial.group(
+        "nodes that aren't named count 0", hint="which modules, functions and methods does the task name?"
+    ):
         trial.equal("layer norm, GELU, sums", _counted(answer(model, x)), {})
         model = _Forward(
             lambda m, x: (m.t(x), F.conv_transpose1d(x, m.w), F.conv_transpose2d(x, m.u), torch.mm(x[0], m.v), torch.addmm(m.v[:2], x[0], m.v)),
@@ -358,7 +379,8 @@ def count_flops(trial: Trial, answer: Any) -> None:
     )
     before = _shape_of(model)
     answer(model, x)
-    trial.equal("model stays as it is", _shape_of(model), before, hint="whose mode is switched?")
+    hint = "what of the model's modules and parameters is switched?"
+    _hold_shape(trial, "model stays as it is", _shape_of(model), before, hint)
     traced = fx.symbolic_trace(_Forward(lambda m, x: (x @ m.w).relu() @ m.w, w=torch.randn(6, 6)))
     first = next(n for n in traced.graph.nodes if n.target is operator.matmul)
     first.replace_all_uses_with(first.args[0])
@@ -371,12 +393,10 @@ def count_flops(trial: Trial, answer: Any) -> None:
     answer(model, x.clone().requires_grad_())
     modes = list(_GRAD_MODES)
     trial.equal("the model runs once", len(modes), 1, hint="how often is it called?")
-    with trial.group(
-        "no gradients are recorded, and recording is as it was afterwards",
-        hint="when is recording switched off, and when on again?",
-    ):
-        trial.equal("while it runs", any(modes), False)
-        trial.equal("afterwards", torch.is_grad_enabled(), True)
+    item = "no gradients are recorded, and recording is as it was afterwards"
+    with trial.group(item, hint="who switches recording off, and on again?"):
+        trial.that("while it runs", not any(modes), expected="recording is off", got="recording is on")
+        trial.that("afterwards", torch.is_grad_enabled(), expected="recording is on", got="recording is off")
 
 
 def _count_flops(model: nn.Module, *inputs: Any) -> dict[str, int]:
@@ -489,16 +509,26 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
 
     def hold(item: str, label: str, gm: fx.GraphModule, left: int, hint: str, see: int | None, *inputs: Tensor) -> None:
         before, shape = _fingerprint(gm), _shape_of(gm)
-        result = trial.call("takes any GraphModule", lambda: answer(gm), hint=_at(label))
+        raised, held = f"run it on such a graph: {label}", 1 if " in a list" in label or "slice" in label else None
+        result = trial.call("takes any GraphModule", lambda: answer(gm), hint=raised, see=held)
         _graph_module(trial, result)
-        trial.equal(
-            "gm stays as it is", _fingerprint(gm) == before, True, hint=f"{label}: whose graph is edited?", see=2
+        trial.that(
+            "gm stays as it is",
+            _fingerprint(gm) == before,
+            expected="the graph and the code from before",
+            got="others",
+            hint=f"whose graph is edited? ({label})",
+            see=2,
         )
-        trial.equal("gm stays as it is", _shape_of(gm), shape, hint=f"{label}: whose modules are switched?")
+        switched = f"what of gm's modules and parameters is switched? ({label})"
+        _hold_shape(trial, "gm stays as it is", _shape_of(gm), shape, switched)
         kept = len(result.graph.nodes)
+        if not hint:
+            hint = "which two nodes compute the same, and why is the second not recognised?"
+            hint = hint if kept > left else "which node is gone, and was there another that computes the same?"
         with trial.group(item, hint=hint, see=see):
             trial.equal(f"nodes left, {label}", kept, left)
-        with trial.group("outputs stay the same", hint="which nodes did you merge that are not the same?"):
+        with trial.group("outputs stay the same", hint="print both codes: which line computes something else?"):
             made, given = _shapes_of_same(result, gm)
             trial.equal(f"modes and gradients, {label}", made, given, hint="what did you switch in a copy?")
             if see == 1 and "constants" not in item:
@@ -507,7 +537,7 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
     for item, label, forward in _merge_cases():
         gm = model(forward)
         left = len({_structure(node) for node in gm.graph.nodes})
-        hold(item, label, gm, left, "what is in your key, and how is it compared?", 1, x)
+        hold(item, label, gm, left, "", 1, x)
     for steps in (0, 1, 5, 40, 40):
         gm = _random_graph(steps)
         left = len({_structure(node) for node in gm.graph.nodes})
@@ -532,16 +562,15 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
         ("batch norm in training mode", lambda m, x: m.norm(x) + m.norm(x)),
         ("out=", lambda m, x: ((y := x + 0), (z := x + 0), torch.mul(x, 3, out=y), y + z)[-1]),
     ]  # fmt: skip
+    asked = "which nodes are asked for their effect, and when?"
     for label, forward in writes:
         gm = model(forward)
-        hold(
-            "a graph that writes keeps all of its nodes", label, gm, len(gm.graph.nodes), "ask all nodes first", None, x
-        )
+        hold("a graph that writes keeps all of its nodes", label, gm, len(gm.graph.nodes), asked, None, x)
     graph = fx.Graph()
     y = graph.placeholder("x")
     graph.output([graph.call_function(f, (y, 2)) for f in (torch.sub, operator.ifloordiv, torch.sub)])
     gm = fx.GraphModule(nn.Module(), graph)
-    hold("a graph that writes keeps all of its nodes", "operator.ifloordiv", gm, 5, "ask all nodes first", None, x)
+    hold("a graph that writes keeps all of its nodes", "operator.ifloordiv", gm, 5, asked, None, x)
     graph = fx.Graph()
     a, b = graph.placeholder("a", default_value=1.0), graph.placeholder("b", default_value=1.0)
     graph.output((graph.call_function(operator.add, (a, 2)), graph.call_function(operator.add, (b, 2))))
@@ -551,7 +580,7 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
         "two inputs with one default",
         gm,
         5,
-        "which nodes may be merged at all?",
+        "may two inputs be one?",
         None,
         x,
         x + 1,
@@ -667,7 +696,10 @@ def _learns(gm: fx.GraphModule, x: Tensor) -> bool:
     """Whether each convolution's weight and bias get a gradient."""
     gm = copy.deepcopy(gm)
     with torch.enable_grad():
-        gm(x).square().sum().backward()
+        y = gm(x)
+        if not y.requires_grad:
+            return False
+        y.square().sum().backward()
     used = {n.target for n in gm.graph.nodes if n.op == "get_attr" and n.users}
     paths = [n.target for n in gm.graph.nodes if n.op == "call_module"]
     found = [p for path in paths for p in gm.get_submodule(path).parameters()]
@@ -715,51 +747,63 @@ def _alone_kinds() -> list[tuple[str, Callable]]:
 def fuse_conv_bn(trial: Trial, answer: Any) -> None:
     """`answer(model)` folds batch norms into convolutions."""
 
+    items = {
+        "every kind of convolution and batch norm, modules and functions": (
+            "take a channel through convolution and batch norm: what is multiplied, what is added?"
+        ),
+        "what is called several times is fused at each place": "with which numbers is each place computed?",
+        "right beside calls that write": "print both codes: which call is gone, which stands elsewhere?",
+        "left alone where it can't be folded": "why can't this one be folded?",
+    }
+    kinds, several, writing, alone = items
+    same = "which module or tensor is written over?"
+
     def hold(item: str, label: str, model: nn.Module, x: Tensor, pairs: int, see: int | None) -> None:
         steps, before, shape = len(_calls(fx.symbolic_trace(model).graph)), _state(model), _shape_of(model)
         want = copy.deepcopy(model)(x)
         with torch.enable_grad():  # as the notebook calls it
-            result = trial.call("takes any model in evaluation mode", lambda: answer(model), hint=_at(label))
+            hint = f"run it on such a model: {label}"
+            result = trial.call("takes any model in evaluation mode", lambda: answer(model), hint=hint)
         _graph_module(trial, result)
         traced = fx.symbolic_trace(model).graph
         left, wanted_left = len(_calls(result.graph)), steps - pairs
         if not pairs:
             left, wanted_left = ([n.op for n in g.nodes if n.op != "get_attr"] for g in (result.graph, traced))
-        with trial.group(item, see=see, hint="which numbers of this case does the folding need, and where?"):
+        with trial.group(item, hint=items[item], see=see):
             got = copy.deepcopy(result)(x)
             for one, wanted in zip(*[v if isinstance(v, tuple) else (v,) for v in (got, want)], strict=True):
-                size = wanted.abs().max().item()
-                trial.close(label, one, wanted, rtol=1e-5, atol=1e-5 * size)
+                size, other = wanted.abs().max().item(), one.shape != wanted.shape
+                hint = "which arguments does the new call have?" if other else ""
+                trial.close(label, one, wanted, rtol=1e-5, atol=1e-5 * size, hint=hint)
             trial.equal(f"calls left, {label}", left, wanted_left, hint="is each pair fused, and nothing else?")
-        with trial.group(
-            "model and its tensors stay as they are", hint="which module or tensor is written over?", see=1
-        ):
+        with trial.group("model and its tensors stay as they are", hint=same, see=1):
             trial.equal(label, _state(model), before)
-            trial.equal(label, _shape_of(model), shape)
+            hint = "what of the model's modules and parameters is changed?"
+            _hold_shape(trial, label, _shape_of(model), shape, hint)
             trial.equal(label, copy.deepcopy(model)(x), want)
         bare = copy.deepcopy(result)
         bare.delete_all_unused_submodules()
         kept, called = ([path for path, _ in gm.named_modules()] for gm in (result, bare))
-        trial.equal("no module is left that nobody calls", kept, called, hint="what does state_dict hold?", see=1)
+        trial.that(
+            "no module is left that nobody calls",
+            kept == called,
+            expected="called modules alone",
+            got=f"also {', '.join(path for path in kept if path not in called)}",
+            hint="what does state_dict hold?",
+            see=1,
+        )
         if pairs and label in learning:
-            with trial.group("the new numbers are parameters that learn", hint="what may fit change?"):
-                trial.equal(f"gradients arrive, {label}", _learns(result, x), True)
+            item = "the new numbers are parameters that learn"
+            with trial.group(item, hint="which weights and biases of the result require a gradient?"):
+                trial.that(label, _learns(result, x), expected="a gradient for each", got="none for some or all")
 
     learning = {label for label, _, _ in _kinds()} | {"F.conv2d before nn.BatchNorm2d, weight a buffer"}
     with torch.no_grad():
         for label, model, shape in _kinds():
             transposed = "ranspose" in label
-            item = "every kind of convolution and batch norm, modules and functions"
-            hold(item, label, model, torch.randn(shape), 1, 2 if transposed else None)
+            hold(kinds, label, model, torch.randn(shape), 1, 2 if transposed else None)
         for label, model, shape in _function_kinds():
-            hold(
-                "every kind of convolution and batch norm, modules and functions",
-                label,
-                model,
-                torch.randn(shape),
-                1,
-                1,
-            )
+            hold(kinds, label, model, torch.randn(shape), 1, 2 if "ranspose" in label else None)
 
         def parts() -> dict[str, Any]:
             return {
@@ -769,13 +813,13 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
 
         for label, forward, pairs in _shared_kinds():
             written = "written" in label or "write" in label
-            item = "right beside calls that write" if written else "what is called several times is fused at each place"
+            item = writing if written else several
             if label.startswith("F."):
-                item = "every kind of convolution and batch norm, modules and functions"
+                item = kinds
             hold(item, label, _Forward(forward, **parts()).eval(), torch.randn(2, 4, 5, 6), pairs, 3 if written else 1)
         for label, forward in _alone_kinds():
             hold(
-                "left alone where it can't be folded",
+                alone,
                 label,
                 _Forward(forward, **parts()).eval(),
                 torch.randn(2, 4, 5, 6),
@@ -784,15 +828,16 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
             )
         model = _Forward(lambda m, x: m.b(m.c(x)) + m.folded_c, folded_c=torch.randn(4, 1, 1), **parts()).eval()
         hold(
-            "what is called several times is fused at each place",
-            "fused twice over",
+            several,
+            "what it returned, fused once more",
             answer(model),
             torch.randn(2, 4, 5, 6),
             0,
             1,
         )
         _hold_rounded_once(trial, answer)
-    with trial.group("training mode raises ValueError with the name", hint="which modules have a mode that matters?"):
+    hint = "which modules have a mode that matters, and what does the message name?"
+    with trial.group("training mode raises ValueError with the name", hint=hint):
         for name, make in _training():
             model = make()
             found = "no exception"
@@ -803,8 +848,11 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
             told = [path for path in ("body.stem.1", "body.tail") if path in found and path != name]
+            norm = model.body["tail"]
+            shown = f"nn.{type(norm).__name__}" if type(norm) in _NORMS.values() else "a subclass of nn.BatchNorm2d"
+            shown += "" if norm.track_running_stats else " without running statistics"
             trial.that(
-                f"{name} in training mode: {model}"[:200],
+                f"{name} in training mode, its batch norms are {shown}",
                 found.startswith("ValueError") and name in found and not told,
                 expected=f"ValueError with {name!r} in its message, and no other module's name",
                 got=found,
@@ -813,8 +861,9 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
         quiet[2].train()
         before = _shape_of(quiet)
         trial.call("a dropout in training mode", lambda: answer(quiet))
-    with trial.group("model and its tensors stay as they are", hint="which module or tensor is written over?", see=1):
-        trial.equal("modes, hooks, parameters that learn", _shape_of(quiet), before, hint="whose mode is switched?")
+    with trial.group("model and its tensors stay as they are", hint=same, see=1):
+        hint = "what of the model's modules and parameters is switched?"
+        _hold_shape(trial, "a dropout in training mode", _shape_of(quiet), before, hint)
 
 
 def _hold_rounded_once(trial: Trial, answer: Any) -> None:
@@ -839,8 +888,8 @@ def _hold_rounded_once(trial: Trial, answer: Any) -> None:
                 got, zero = result(one_hot)[:, :, 0, 0], result(one_hot[:1] * 0)[0, :, 0, 0]
                 trial.equal(f"dtype of the result, {dtype}", got.dtype, dtype)
                 if dtype == torch.float64:
-                    trial.close("float64", got - zero, weight)
-                    trial.close("float64", zero, bias)
+                    trial.close("weights in torch.float64", got - zero, weight)
+                    trial.close("biases in torch.float64", zero, bias)
                     continue
                 got, exact = (got, weight) if bare else (zero, bias)
                 wrong = (got != exact.to(dtype)).double().mean().item()
@@ -925,6 +974,15 @@ def _layers_case(kind: str) -> nn.Module:
     return model
 
 
+_SAID = {  # case: in words
+    "plain": "two nn.Conv2d on one value",
+    "bare": "two nn.Conv2d without bias, on two values",
+    "shared value": "a value for two nn.Conv2d that is a result too",
+    "uneven": "nn.Conv2d with unequal strides and dilations, padding='same' and padding_mode='reflect'",
+    "called twice": "an nn.Linear called twice",
+    "by keyword": "an nn.Linear called with the keyword input",
+    "other layers": "other modules, F.linear, a call that nobody uses, modules named fake_quant_0 and fake_quant_1",
+}
 _LAYERS = {  # case: the shape of x; values that are rounded; weights that are rounded
     "plain": ((2, 3, 7, 8), 1, 2), "bare": ((2, 3, 7, 8), 2, 2), "shared value": ((2, 3, 7, 8), 1, 2),
     "uneven": ((2, 3, 7, 8), 1, 2), "called twice": ((2, 3, 5), 3, 2), "by keyword": ((2, 3, 5), 1, 1), "other layers": ((2, 3, 5), 2, 2),
@@ -940,15 +998,18 @@ _LAYERS = {  # case: the shape of x; values that are rounded; weights that are r
 )
 def insert_fake_quant(trial: Trial, answer: Any) -> None:
     """`answer(model, bits, per_channel)` gives a traced copy with FakeQuant modules in its graph."""
-    for kind, (shape, values, weights) in _LAYERS.items():
+    for key, (shape, values, weights) in _LAYERS.items():
+        kind = _SAID[key]
         for bits, per_channel in ((8, True), (4, False)):
-            model, x = _layers_case(kind), torch.randn(shape)
+            model, x = _layers_case(key), torch.randn(shape)
             frozen = next(name for name, _ in model.named_parameters())
             model.get_parameter(frozen).requires_grad_(False)
             before, built, want = _state(model), _shape_of(model), model(x)
             with redirect_stderr(io.StringIO()):  # fx writes the code that raised
                 result = trial.call(
-                    "takes any traceable model", lambda m=model, b=bits, p=per_channel: answer(m, b, p), hint=_at(kind)
+                    "takes any traceable model",
+                    lambda m=model, b=bits, p=per_channel: answer(m, b, p),
+                    hint=f"run it on such a model: {kind}",
                 )
             _graph_module(trial, result)
             found = {
@@ -958,43 +1019,52 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
             }
             of_weights = {n: q for n, q in found.items() if n.args[0].op == "get_attr"}
             of_values = {n: q for n, q in found.items() if n not in of_weights}
+            item, hint = "outputs equal the model's as inserted", "which arguments, and which module, has each call?"
             with (
-                trial.group("outputs equal the model's as inserted", hint="compare the layer's arguments"),
+                trial.group(item, hint=hint, see=2 if key == "other layers" else None),
                 redirect_stderr(io.StringIO()),
             ):
+                quants = found.values()
+                trial.that(
+                    f"each FakeQuant, {kind}",
+                    {(q.observing, q.rounding) for q in quants} == {(True, False)},
+                    expected="all observe, none rounds",
+                    got=f"of {len(quants)}, {sum(map(bool, (q.observing for q in quants)))} observe and "
+                    f"{sum(map(bool, (q.rounding for q in quants)))} round",
+                    hint="what does a FakeQuant do as inserted?",
+                )
                 for got, wanted in zip(result(x.clone()), want, strict=True):
                     trial.close(kind, got, wanted)
-                flags = {(q.observing, q.rounding) for q in found.values()}
-                trial.equal("observing and rounding", flags, {(True, False)})
-            with trial.group("parameters keep their names", see=2):
-                trial.equal(
-                    f"state dict, {kind}", {k: v for k, v in result.state_dict().items() if k in before}, before
-                )
+            with trial.group(
+                "parameters keep their names", hint="which names does the result's state dict have?", see=2
+            ):
+                kept = {k: v for k, v in result.state_dict().items() if k in before}
+                gone = [k for k in before if k not in kept]
+                case = f"names in the state dict, {kind}"
+                trial.that(case, not gone, expected="those of the model", got=f"without {', '.join(gone)}")
+                trial.equal(f"state dict, {kind}", kept, before)
             with trial.group("a value passes one FakeQuant, with 8 bits and one grid", see=1):
                 trial.equal(f"how many values, {kind}", len({n.args[0] for n in of_values}), values)
                 trial.equal(f"how many FakeQuant calls, {kind}", len(of_values), values)
-                how = {(q.bits, q.axis, q.symmetric) for q in of_values.values()}
-                trial.equal("bits, axis, symmetric", how, {(8, None, False)})
+                _hold_grids(trial, kind, of_values.values(), (8, None, False))
             with trial.group("a weight passes one FakeQuant, symmetric, as asked", see=1):
-                trial.equal(f"names, {kind}", len({n.args[0].target for n in of_weights}), weights)
+                trial.equal(f"how many weights, {kind}", len({n.args[0].target for n in of_weights}), weights)
                 trial.equal(f"how many FakeQuant calls, {kind}", len(of_weights), weights)
-                how = {(q.bits, q.axis, q.symmetric) for q in of_weights.values()}
-                trial.equal("bits, axis, symmetric", how, {(bits, 0 if per_channel else None, True)})
+                _hold_grids(trial, kind, of_weights.values(), (bits, 0 if per_channel else None, True))
             targets = Counter(str(n.target) for n in _calls(fx.symbolic_trace(model).graph))
             with trial.group("layers became functions, all other calls stay", hint="which calls does the graph have?"):
                 _hold_calls(trial, kind, model, result, found, targets)
                 made, given = _shapes_of_same(result, model)
                 modes = [{k: v for k, v in one.items() if "training" in v} for one in (made, given)]
-                trial.equal(f"modes, {kind}", *modes, hint="in which mode are they?")
+                trial.equal(f"modes, {kind}", *modes, hint="in which mode is each module of the result?")
             with trial.group(
                 "rounded values are what layers see, and nothing else", hint="who uses the rounded node, who the value?"
             ):
                 _hold_rounding(trial, kind, model, result, found, x, bits, per_channel)
             item = "model stays as it is, also when the copy is trained"
             with trial.group(item, hint="whose parameters does the result hold?"):
-                trial.equal(
-                    f"modes, hooks, parameters that learn, {kind}", _shape_of(model), built, hint="who is switched?"
-                )
+                hint = "what of the model's modules and parameters is switched?"
+                _hold_shape(trial, f"modes, hooks, parameters that learn, {kind}", _shape_of(model), built, hint)
                 with torch.no_grad():
                     for name, tensor in (*result.named_parameters(), *result.named_buffers()):
                         if name in before:
@@ -1002,7 +1072,8 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
                 trial.equal(kind, _state(model), before)
                 trial.equal(kind, model(x), want)
                 learning, wanted = (sum(p.requires_grad for p in m.parameters()) for m in (result, model))
-                trial.equal(f"parameters that learn, {kind}", learning, wanted)
+                hint = "which parameters are frozen in the model, and which in the result?"
+                trial.equal(f"how many parameters of the result learn, {kind}", learning, wanted, hint=hint)
     plain = [(q.bits, q.axis) for q in _fake_quants(answer(nn.Sequential(nn.Linear(3, 2)))).values()]
     trial.equal(
         "a weight passes one FakeQuant, symmetric, as asked",
@@ -1024,7 +1095,31 @@ def _hold_calls(
         function = F.linear if isinstance(model.get_submodule(path), nn.Linear) else F.conv2d
         want[str(function)] += targets[path]
     got = Counter(str(n.target) for n in _calls(result.graph) if n not in found)
-    trial.equal(kind, dict(+got), dict(+want))
+    differ = {"more": got - want, "gone": want - got}
+    trial.that(
+        kind,
+        not any(differ.values()),
+        expected="the model's calls, each layer's one of F.conv2d or F.linear",
+        got="; ".join(
+            f"{what}: {', '.join(f'{_in_short(name)} ({count})' for name, count in names.items())}"
+            for what, names in differ.items()
+            if names
+        ),
+    )
+
+
+def _in_short(target: str) -> str:
+    """A target as text: of a function only its name."""
+    found = re.match(r"<(?:built-in )?(?:function|method) (\w+)", target)
+    return found[1] if found else target
+
+
+def _hold_grids(trial: Trial, kind: str, quants: Iterable[Any], want: tuple[int, int | None, bool]) -> None:
+    """Hold bits, axis and symmetry of the quantizers."""
+    how = {(q.bits, q.axis, q.symmetric) for q in quants}
+    hint = "which grids does the task ask for?"
+    shown = ["; ".join(f"bits {b}, axis {a}, symmetric {s}" for b, a, s in some) for some in ([want], how)]
+    trial.that(f"each FakeQuant, {kind}", how == {want}, expected=shown[0], got=shown[1], hint=hint)
 
 
 def _hold_rounding(
@@ -1265,6 +1360,20 @@ def _dead_code(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+def _hold_log(trial: Trial, case: str, log: Any, want: list[list[tuple[str, int, bool]]], hint: str = "") -> None:
+    """Hold the log of a backend, graph by graph and pass by pass."""
+    right = type(log) is list and all(type(one) is list for one in log)
+    right = right and all(type(entry) is tuple and len(entry) == 3 for one in log for entry in one)
+    form, asked = "a list for each graph, in it (name, nodes, kept) for each pass", "what does the task say of the log?"
+    trial.that(f"form of the {case}", right, expected=form, got=repr(log)[:160], hint=asked)
+    trial.equal(f"graphs in the {case}", len(log), len(want), hint=asked)
+    for found, wanted in zip(log, want, strict=True):
+        trial.equal(f"names in the {case}", [entry[0] for entry in found], [entry[0] for entry in wanted], hint=asked)
+        for (_, nodes, kept), (name, left, keep) in zip(found, wanted, strict=True):
+            trial.equal(f"kept, of {name}, in the {case}", kept, keep, hint=hint)
+            trial.equal(f"nodes after {name}, in the {case}", nodes, left, hint=hint)
+
+
 def _wave(m: Any, x: Tensor) -> tuple[Tensor, ...]:
     return (torch.sin(operator.neg(operator.neg(x))) * 2 + m.scale, x + 1)
 
@@ -1291,25 +1400,24 @@ def pass_backend(trial: Trial, answer: Any) -> None:
     with trial.group(
         "passes run in order, each on the result of those before", hint="which graph does the next pass get?"
     ):
-        run = backend(gm, [x])
-        trial.that("what it returns", callable(run), expected="a callable", got=repr(run)[:80])
+        hint = "what may the two arguments be?"
+        run = trial.call("called with a GraphModule and a list", lambda: backend(gm, [x]), hint=hint)
+        hint, got = "what does the call return?", f"a {type(run).__name__}"
+        trial.that("what it returns", callable(run), expected="a callable", got=got, hint=hint)
         trial.equal("outputs", run(x), want)
-        trial.equal(
-            "log of two right passes",
-            backend.log,
-            [[("_drop_last", steps - 1, True), ("_to_method", steps - 1, True)]],
-            hint="name, number of nodes and bool of each pass, as the task has them?",
-        )
+        right = [("_drop_last", steps - 1, True), ("_to_method", steps - 1, True)]
+        hint = "which graph does each pass get, and of which one are the nodes counted?"
+        _hold_log(trial, "log of two right passes", backend.log, [right], hint)
         backend(capture(), (x,))
-        trial.equal(
-            "a second graph", backend.log[1:], [[("_drop_last", steps - 1, True), ("_to_method", steps - 1, True)]]
-        )
-        trial.equal("no passes", (answer([])(capture(), [x])(x)[1], len(answer([]).log)), (x + 1, 0))
-        trial.equal("another object's log", len(backend.log), 2)
+        _hold_log(trial, "log of two graphs", backend.log, [right, right], hint)
+        hint = "what is there without a pass, and whose is the log?"
+        trial.equal("no passes", (answer([])(capture(), [x])(x)[1], len(answer([]).log)), (x + 1, 0), hint=hint)
+        trial.equal("graphs in the log after another object ran", len(backend.log), 2, hint=hint)
         run = answer([_spied, _drop_last])(capture(), [x])
         _GRAD_MODES.clear()
         run(x)
-        trial.equal("the calls that the first pass put in, at each run", len(_GRAD_MODES), 1)
+        case, hint = "how often a call runs that the first pass put in", "which graph does the callable run?"
+        trial.equal(case, len(_GRAD_MODES), 1, hint=hint)
     cases = {
         "other outputs": (_sin_to_cos, "is the result compared, and what happens to it then?"),
         "outputs that are off by a thousandth": (_a_bit, "how close is close?"),
@@ -1329,17 +1437,17 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         gm = capture()
         want = gm(x)
         backend = answer([bad, _drop_last, _same])
+        copied = label in ("other outputs", "doubled parameters", "a pass that raises")
         with (
-            trial.group(item, hint=hint, see=None if "lint" in label else 1),
+            trial.group(item, hint=hint, see=1 if copied else None),
             redirect_stderr(io.StringIO()),
         ):  # fx writes the code that raised
             run = backend(gm, [x])
-            trial.equal(f"outputs after {label}", run(x), want)
-            trial.equal(
-                f"log, {label}",
-                backend.log,
-                [[(bad.__name__, steps, False), ("_drop_last", steps - 1, True), ("_same", steps - 1, True)]],
-            )
+            got, case = run(x), f"of three, the first pass: {label}"
+            trial.equal(f"number of outputs {case}", len(got), len(want))
+            trial.equal(f"outputs {case}", got, want)
+            right = [(bad.__name__, steps, False), ("_drop_last", steps - 1, True), ("_same", steps - 1, True)]
+            _hold_log(trial, f"log {case}", backend.log, [right])
     with trial.group("trying runs on copies", see=1):
         for label, forward in (
             ("an input that is written", lambda m, x: (x.add_(1), x * 2)),
@@ -1359,12 +1467,15 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         state = torch.get_rng_state()
         backend = answer([_same, _drop_last])
         run = backend(gm, [x])
-        trial.equal("the generator's state", torch.get_rng_state(), state, see=2)
+        as_before = torch.equal(torch.get_rng_state(), state)
+        trial.that("PyTorch's generator", as_before, expected="the state from before", got="another state", see=2)
     with trial.group("random calls are compared under the same numbers", see=2):
-        trial.equal("log of dropout and bernoulli", [entry[2] for entry in backend.log[0]], [True, True])
+        for entry, name in zip(backend.log[0], ("_same", "_drop_last"), strict=True):
+            trial.equal(f"kept, of {name}, which changes nothing random", entry[2], True)
         strict = answer([_no_dropout, _same])
         strict(gm, [x])
-        trial.equal("log of a pass that drops the dropout", [entry[2] for entry in strict.log[0]], [False, True])
+        for entry, (name, keep) in zip(strict.log[0], (("_no_dropout", False), ("_same", True)), strict=True):
+            trial.equal(f"kept, of {name}, in a graph with a dropout", entry[2], keep)
         torch.manual_seed(4)
         want = gm(x)
         torch.manual_seed(4)
@@ -1381,37 +1492,39 @@ def pass_backend(trial: Trial, answer: Any) -> None:
             backend = answer([_same, _dead_code, _same])
             backend(gm, [x.clone()])
             want = [("_same", steps, True), ("_dead_code", steps, False), ("_same", steps, True)]
-            trial.equal(f"log of dead-code removal, {label}", backend.log, [want])
+            _hold_log(trial, f"log of dead-code removal, {label}", backend.log, [want])
         gm = capture(lambda m, x: ((x * 3).exp(), x + m.scale)[1:])
         gm.add_submodule("spare", nn.Linear(2, 2))
         left = len(gm.graph.nodes) - 2
         backend = answer([_dead_code, _tidy])
         backend(gm, [x.clone()])
         want = [("_dead_code", left, True), ("_tidy", left, True)]
-        name = "log where nothing is written, and a module goes that nobody calls"
-        trial.equal(name, backend.log, [want], hint="what does a run write, and what is merely gone?")
-    with trial.group(
-        "gradients flow through the callable", hint="is gradient mode off when it is called, or is it a copy?"
-    ):
+        case, hint = "log where nothing is written, and a module goes that nobody calls", "what has to be the same?"
+        _hold_log(trial, case, backend.log, [want], hint)
+    hint = "what does the callable do with gradient mode and with its inputs?"
+    with trial.group("gradients flow through the callable", hint=hint):
         gm = capture()
         run = answer([_drop_last])(gm, [x])
         given = x.clone().requires_grad_()
-        run(given)[0].sum().backward()
-        trial.close("to the input", given.grad, 2 * x.cos())
+        y = run(given)[0]
+        trial.that("the output", y.requires_grad, expected="one that requires a gradient", got="one that doesn't")
+        y.sum().backward()
+        trial.close("the input's gradient", given.grad, 2 * x.cos())
     with trial.group("inputs that are no tensors are passed on", hint="what else may example_inputs hold?"):
         graph = fx.Graph()
         a, n = graph.placeholder("a"), graph.placeholder("n")
         graph.output((graph.call_function(operator.mul, (a, n)),))
         backend = answer([_same])
         run = backend(fx.GraphModule(nn.Module(), graph), [x, 3])
-        trial.equal("a tensor and a number", (run(x, 3), backend.log), ((x * 3,), [[("_same", 4, True)]]))
+        trial.equal("outputs for a tensor and a number", run(x, 3), (x * 3,))
+        _hold_log(trial, "log for a tensor and a number", backend.log, [[("_same", 4, True)]])
         graph = fx.Graph()
         a, rows = graph.placeholder("a"), graph.placeholder("rows")
         graph.output((graph.call_function(operator.getitem, (a, rows)),))
         backend = answer([_same])
         run = backend(fx.GraphModule(nn.Module(), graph), [x, slice(1, 3)])
-        got = run(x, slice(0, 2)), backend.log
-        trial.equal("a tensor and a slice", got, ((x[:2],), [[("_same", 4, True)]]))
+        trial.equal("outputs for a tensor and a slice", run(x, slice(0, 2)), (x[:2],))
+        _hold_log(trial, "log for a tensor and a slice", backend.log, [[("_same", 4, True)]])
 
 
 class _NoPasses:

@@ -27,6 +27,19 @@ def _call(name: str, arguments: Sequence[Any]) -> str:
     return f"{name}({', '.join(map(repr, arguments))})"
 
 
+def _entry(trial: Trial, case: str, got: Any, key: str) -> Any:
+    """The entry of what was returned; hold that there is one."""
+    has = isinstance(got, Mapping) and key in got
+    where = (
+        f"the entries are {', '.join(map(repr, got))}"
+        if isinstance(got, Mapping)
+        else f"its type is {type(got).__name__}"
+    )
+    hint = "which entries does the task name?"
+    trial.that(case, has, expected=f"a dictionary with {key!r}", got=f"no entry {key!r}; {where}", hint=hint)
+    return got[key] if has else None
+
+
 # ---------------------------------------------------------------- 15-07.1
 
 Layout = Sequence[tuple[bool, int, Sequence[tuple[int, str]]]]  # small, stream, (bytes, state) of each block
@@ -156,17 +169,26 @@ def give_back(trial: Trial, answer: Any) -> None:
                 trial.equal(f"(address, bytes) of what stayed; {_show(segments)}", left, [])
     with trial.group("a segment with a block in use stays", hint="look at this segment, block by block", see=1):
         for segments in _caches(dice, [False, True], split=True):
-            cache, want, _ = run(segments)
+            cache, want, _ = trial.call(_show(segments), lambda segments=segments: run(segments))
             trial.equal(f"what went back too much; {_show(segments)}", sorted(set(cache.freed) - set(want)), [])
             rest, kept = _Cache(segments), cache.state()
             for address, _ in cache.freed:
                 rest.cuda_free(rest.blocks[address])
+            hint = "what changes the allocator beside cuda_free?"
             for part, now, then in zip(("free lists", "blocks", "bytes reserved"), kept, rest.state(), strict=True):
-                trial.equal(f"{part} afterwards; {_show(segments)}", now, then)
+                if part == "free lists":
+                    now, then = (
+                        {"small" if small else "large": keys for small, keys in one.items()} for one in (now, then)
+                    )
+                trial.equal(f"{part} afterwards; {_show(segments)}", now, then, hint=hint)
     with trial.group("the order: the large pool first, each pool as in its list", hint="read the task on the order"):
         for segments in _caches(dice, [False, True], split=False):
+            number = {address: n for n, address in enumerate(_Cache(segments).blocks, start=1)}
             cache, want, _ = run(segments)
-            trial.equal(_show(segments), cache.freed, [pair for pair in want if pair in cache.freed])
+            right = [pair for pair in want if pair in cache.freed]
+            shown = [", ".join(str(number[address]) for address, _ in pairs) for pairs in (right, cache.freed)]
+            case = f"numbers of the segments in the order in which they went back; {_show(segments)}"
+            trial.that(case, cache.freed == right, expected=shown[0], got=shown[1])
     with trial.group("the bytes given back are returned, an int", hint="print what you return beside what went back"):
         for segments in _caches(dice, [False, True], split=False):
             cache, _, got = run(segments)
@@ -182,13 +204,6 @@ _BEFORE = {  # what the message says in front of each number
     "capacity": "has a total capacity of ",
     "free": " of which ",
 }
-
-
-def _entry(trial: Trial, case: str, got: Any, key: str) -> Any:
-    """got[key], in a group; the case fails where there is none."""
-    has = isinstance(got, Mapping) and key in got
-    trial.that(case, has, expected=f"a dictionary with {key!r}", got=repr(got)[:200])
-    return got[key] if has else None
 
 
 def _message(gpu: int, requested: str, capacity: str, free: str, in_use: str, allocated: str, cached: str) -> str:
@@ -276,7 +291,7 @@ def post_mortem(trial: Trial, answer: Any) -> None:
 
     def entry(case: str, message: str, segments: list[dict], key: str) -> Any:
         snapshot = {"segments": segments, "device_traces": [], "allocator_settings": {}}
-        got = trial.call(case, lambda: answer(message, snapshot))
+        got = trial.call(case, lambda: answer(message, snapshot), hint="run it on such a message and snapshot")
         return _entry(trial, case, got, key)
 
     def size() -> str:
@@ -296,22 +311,23 @@ def post_mortem(trial: Trial, answer: Any) -> None:
                 trial.close(case, entry(case, message, segments, key), want, rtol=0.0, atol=0.99)
 
     hints: dict[str, tuple[str, int | None]] = {
-        "allocated": ("print this snapshot, block by block", 2),
+        "allocated": ("which of these blocks count, of which GPU, and which of their numbers?", 2),
         "reserved": ("what is reserved of the driver, blocks or segments?", None),
         "inactive_split_bytes": ("which of these free blocks could go back to the driver?", 3),
-        "largest_hole": ("print this snapshot, block by block; what if no block is free?", 2),
+        "largest_hole": ("which of these blocks are free, which is the largest, and what if there is none?", 2),
         "outside": ("what does the driver count as taken, and how much of it is PyTorch's?", None),
     }
     for key, (hint, see) in hints.items():
-        with trial.group(f"{key}, in bytes", hint=hint, see=see):
+        with trial.group(f"{key}, in bytes", hint=hint):
             for (gpu, message), shapes in zip(itertools.cycle(messages), _shapes(dice), strict=False):
                 segments = _segments(dice, gpu, shapes)
-                case = f"segments {[[f'{state} {size}' for size, state in parts] for parts in shapes]}"
-                want = _post_mortem(message, {"segments": segments})[key]
+                case = f"GPU {gpu}, segments {[[f'{state} {size}' for size, state in parts] for parts in shapes]}"
+                want, got = _post_mortem(message, {"segments": segments})[key], entry(case, message, segments, key)
+                opened = see if see != 2 or "pending" in case else None
                 if key == "outside":
-                    trial.close(case, entry(case, message, segments, key), want, rtol=0.0, atol=1.99)
+                    trial.close(case, got, want, rtol=0.0, atol=1.99, hint=hint, see=opened)
                 else:
-                    trial.equal(case, entry(case, message, segments, key), want)
+                    trial.equal(case, got, want, hint=hint, see=opened)
     with trial.group("only the GPU of the message counts", hint="whose segments are these?"):
         for (gpu, message), shapes in zip(messages, _shapes(dice), strict=False):
             others = [number for number in (0, 1, 5, 10, 11) if number != gpu]
@@ -345,7 +361,9 @@ def post_mortem(trial: Trial, answer: Any) -> None:
     for verdict, rows in outcomes.items():
         with trial.group(f"verdict {verdict!r}", hint=ask):
             for case, message, segments in rows:
-                trial.equal(case, entry(case, message, segments, "verdict"), verdict)
+                got = entry(case, message, segments, "verdict")
+                hint = ask if got in list(outcomes) else "which verdicts does the task name?"
+                trial.equal(case, got, verdict, hint=hint)
 
 
 # ---------------------------------------------------------------- 15-07.3
@@ -458,7 +476,7 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
     cases = [(name, model, opt) for name, model in _models().items() for opt in ("sgd", "momentum", "adam")]
     before = {name: _state(model) for name, model, _ in cases}
     hints: dict[str, tuple[str, int | None]] = {
-        "parameters": ("what is special about this model?", 1),
+        "parameters": ("add up the blocks of this model's parameters on paper; as which type?", 1),
         "buffers": ("which tensors does this model hold beside its parameters?", None),
         "gradients": ("which tensors of this model get a gradient, and of what size?", 1),
         "optimizer": ("which tensors does this optimizer keep, for which parameters?", 1),
@@ -467,17 +485,20 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
         with trial.group(f"{key}, in bytes", hint=hint, see=see):
             for name, model, optimizer in cases:
                 case, twice = f"{name}, {optimizer}", name in ("a tied parameter", "a buffer in two modules")
-                got = trial.call(case, lambda model=model, optimizer=optimizer: answer(model, optimizer))
+                got = trial.call(case, lambda m=model, o=optimizer: answer(m, o), hint="run it on such a model")
                 found = _entry(trial, case, got, key)
                 trial.equal(case, found, _fixed_bytes(model, optimizer)[key], hint=hint, see=2 if twice else see)
     with trial.group("nothing is computed, and the model stays as it is", hint="what do shapes and dtypes tell alone?"):
         for name, model, optimizer in cases:
             with _Touched(model) as touched:
                 answer(model, optimizer)
-            operators = ", ".join(dict.fromkeys(touched.operators))
-            trial.equal(f"operators that worked on tensors of the model; {name}, {optimizer}", operators, "")
+            reads = {"aten._local_scalar_dense.default": "a value read by Python"}
+            operators = ", ".join(reads.get(one, one) for one in dict.fromkeys(touched.operators))
+            case = f"operators that worked on tensors of the model; {name}, {optimizer}"
+            trial.that(case, not operators, expected="none", got=operators)
             changed = [what for what, value in _state(model).items() if before[name].get(what) != value]
-            trial.equal(f"what has changed in the model; {name}, {optimizer}", changed, [])
+            case, hint = f"what has changed in the model; {name}, {optimizer}", "which line changes the model?"
+            trial.that(case, not changed, expected="nothing", got=", ".join(changed), hint=hint)
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
@@ -530,15 +551,16 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
     ]
     cases += [(*shape, 2, 989e12, 3.35e12) for shape in shapes[:6]]  # a real device: seconds are small numbers
     hints: dict[str, tuple[str, int | None]] = {
-        "flops": ("how many multiplications has a product of these shapes?", None),
-        "bytes": ("count this case on paper: how often is each matrix read?", 1),
+        "flops": ("how many multiplications and additions has a product of these shapes, and as which type?", None),
+        "bytes": ("count this case on paper: how often is each matrix read or written, and as which type?", 1),
         "intensity": ("what is divided by what?", None),
         "seconds": ("how long do the arithmetic and the bytes take in this case?", 2),
     }
 
     def entry(case: tuple, key: str) -> Any:
-        got = trial.call(_call("matmul_cost", case), lambda: answer(*case))
-        return _entry(trial, _call("matmul_cost", case), got, key)
+        name = _call("matmul_cost", case)
+        got = trial.call(name, lambda: answer(*case), hint="run it on this case")
+        return _entry(trial, name, got, key)
 
     for key, (hint, see) in hints.items():
         kind = ", an int" if key in ("flops", "bytes") else ""
@@ -556,10 +578,12 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
     # a tie that every way of writing it sees as one
     balanced = [case for case in balanced if case[5] / case[6] * case[6] == case[5]]
     for limit in ("bytes", "arithmetic"):
-        with trial.group(f"limit {limit!r}", hint="which takes longer in this case? and what if neither does?"):
+        with trial.group(f"limit {limit!r}"):
             for case in (*cases, *balanced):
                 if _matmul_cost(*case)["limit"] == limit:
-                    trial.equal(_call("matmul_cost", case), entry(case, "limit"), limit)
+                    got, hint = entry(case, "limit"), "which takes longer in this case? and what if neither does?"
+                    hint = hint if got in ["bytes", "arithmetic"] else "which two words does the task name?"
+                    trial.equal(_call("matmul_cost", case), got, limit, hint=hint)
 
 
 # ---------------------------------------------------------------- 15-07.5
@@ -632,19 +656,24 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
         cases.append((dice.randint(2, 9), copy, compute, dice.randint(1, 4)))
     with trial.group("a list with a copy and a compute for each batch, and no others", hint="print the names in order"):
         for case in cases:
-            ops, wanted = answer(*case), [f"{kind} {k}" for kind in ("compute", "copy") for k in range(case[0])]
-            name = _call("prefetch_schedule", case)
-            trial.that(name, isinstance(ops, list), expected="a list", got=repr(ops)[:200])
+            name, wanted = (
+                _call("prefetch_schedule", case),
+                [f"{kind} {k}" for kind in ("compute", "copy") for k in range(case[0])],
+            )
+            ops = trial.call(name, lambda case=case: answer(*case), hint="run it on this case")
+            kind, hint = f"a {type(ops).__name__}", "what does the task say is returned?"
+            trial.that(name, isinstance(ops, list), expected="a list", got=kind, hint=hint)
             others = [op for op in ops if not all(hasattr(op, field) for field in _Op._fields)]
-            trial.that(name, not others, expected="an `Op` in each entry", got=repr(others[:1]))
+            trial.that(name, not others, expected="an `Op` in each entry", got=repr(others[:1]), hint=hint)
             trial.equal(_call("names of prefetch_schedule", case), sorted(op.name for op in ops), sorted(wanted))
     with trial.group("engine and duration of each op", hint="compare this op with the sentence on the two kinds"):
         for case in cases:
             durations = {"copy": case[1], "compute": case[2]}
             for op in answer(*case):
                 kind = op.name.split()[0]
-                name = f"engine and seconds of {op.name!r}, {_call('prefetch_schedule', case)}"
-                trial.equal(name, (op.engine, op.seconds), (kind, durations[kind]))
+                where = f"of {op.name!r}, {_call('prefetch_schedule', case)}"
+                trial.equal(f"engine {where}", op.engine, kind)
+                trial.equal(f"seconds {where}", op.seconds, durations[kind])
     with trial.group(
         "an op waits for earlier ones only", hint="what does this op wait for, and where does that stand?"
     ):
@@ -652,7 +681,11 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
             seen: set[str] = set()
             for op in answer(*case):
                 unknown = [name for name in op.after if name not in seen]
-                trial.equal(f"{op.name!r} waits for what isn't there; {_call('prefetch_schedule', case)}", unknown, [])
+                got = f"also {', '.join(map(repr, unknown))}"
+                if isinstance(op.after, str):
+                    got = f"the letters of {op.after!r}, which isn't a tuple"
+                name = f"what {op.name!r} waits for; {_call('prefetch_schedule', case)}"
+                trial.that(name, not unknown, expected="ops that stand before it", got=got)
                 seen.add(op.name)
     with trial.group(
         "a compute starts after its copy, whatever the durations", hint="who tells one stream of the other?", see=1
@@ -705,8 +738,14 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
                 }
                 ops = [_Op(op.name, op.engine, op.stream, took[op.name], op.after) for op in answer(*case)]
                 got, best = _end(ops), _best(copies, computes, depth)
+                longer = [
+                    f"{op} {took[op]:g}"
+                    for kind, some, usual in (("copy", copies, copy), ("compute", computes, compute))
+                    for op in (f"{kind} {k}" for k in range(len(some)))
+                    if took[op] != usual
+                ]
                 trial.that(
-                    name if copies == spans[0][0] and computes == spans[0][1] else f"{name}, then it took {took}",
+                    f"{name}, then these took longer: {', '.join(longer)}" if longer else name,
                     got <= best + 1e-9,
                     expected=f"the last compute ends at {best:g}",
                     got=f"{got:g}",
@@ -769,11 +808,12 @@ def plan(trial: Trial, answer: Any) -> None:
     shown = {id(tensors): f"plan({tensors})" if len(tensors) < 10 else f"{len(tensors)} tensors" for tensors in cases}
     with trial.group("a list with an offset for each tensor", hint="compare what you return with the task"):
         for tensors in cases:
-            got, name = answer(list(tensors)), shown[id(tensors)]
-            trial.that(name, isinstance(got, list), expected="a list", got=repr(got)[:200])
+            name = shown[id(tensors)]
+            got = trial.call(name, lambda tensors=tensors: answer(list(tensors)), hint="run it on this case")
+            trial.that(name, isinstance(got, list), expected="a list", got=f"a {type(got).__name__}")
             trial.equal(f"offsets of {name}", len(got), len(tensors))
     with trial.group(
-        "offsets are ints, at least 0 and multiples of 512", hint="which of your offsets is none, and why?"
+        "offsets are ints, at least 0 and multiples of 512", hint="which of the three isn't this offset, and why?"
     ):
         for tensors in cases:
             for offset in answer(list(tensors)):
@@ -781,7 +821,8 @@ def plan(trial: Trial, answer: Any) -> None:
                     isinstance(offset, Integral) and not isinstance(offset, bool) and offset >= 0 and offset % 512 == 0
                 )
                 trial.that(shown[id(tensors)], whole, expected="an int ≥ 0, a multiple of 512", got=repr(offset))
-    with trial.group("tensors that are there together share no byte", hint="draw these two lives on paper", see=1):
+    hint = "draw these two lives on paper; is each offset at its tensor's place in the list?"
+    with trial.group("tensors that are there together share no byte", hint=hint, see=1):
         for tensors in cases:
             rows = list(zip(answer(list(tensors)), tensors, strict=True))
             for (p, one), (q, other) in itertools.combinations(rows, 2):
@@ -797,13 +838,17 @@ def plan(trial: Trial, answer: Any) -> None:
         for tensors in cases:
             given = list(tensors)
             answer(given)
+            if given != tensors:
+                got = "the same tensors in another order" if sorted(given) == sorted(tensors) else f"{given}"[:200]
+                trial.that(shown[id(tensors)], False, expected=f"{tensors}"[:200], got=got)
             trial.equal(shown[id(tensors)], given, tensors)
+    hint = "which bytes does your plan leave unused, and what of another order?"
     pieces = [
         ("transformer_inference", 0, 240),
         ("transformer_inference", 500, 980),
         ("transformer_training", 2400, 3000),
     ]
-    with trial.group(f"an arena at most {SLACK:.0%} longer than it must be", hint="try another order", see=2):
+    with trial.group(f"an arena at most {SLACK:.0%} longer than it must be", hint=hint, see=2):
         for piece in pieces:
             tensors = _lives(*piece)
             bound = _bound(tensors)
