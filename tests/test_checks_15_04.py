@@ -355,7 +355,7 @@ def ntxent_by_rows(first, second, temperature=0.5):
         raise ValueError((first.shape, second.shape))
     dtype = first.dtype if first.element_size() >= 4 else torch.float32
     z = torch.stack([first, second]).flatten(0, 1).to(dtype)
-    z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1e-8)
+    z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1e-12)
     n, total = len(first), 0.0
     for i in range(2 * n):
         rest = [k for k in range(2 * n) if k != i]
@@ -381,6 +381,10 @@ WRONG_NTXENT = {
     ),
     "temperature at least 0.05": (variant("ntxent", ("/ temperature", "/ max(temperature, 0.05)")), "equals a loop"),
     "a generous eps": (variant("ntxent", ("else z, dim=1)", "else z, dim=1, eps=5e-3)")), "length of a row"),
+    "the eps of cosine_similarity": (
+        variant("ntxent", ("else z, dim=1)", "else z, dim=1, eps=1e-8)")),
+        "length of a row",
+    ),
     "itself in the sum": (
         variant("ntxent", ("logits.masked_fill(itself, -torch.inf)", "logits")),
         "equals a loop|one image",
