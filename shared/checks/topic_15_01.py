@@ -47,6 +47,11 @@ def _hooks(model: nn.Module) -> list[tuple[int, str, int]]:
     return found
 
 
+def _kind(answer: Any) -> str:
+    """What an answer is that should have been a Function."""
+    return f"the class {answer.__name__}" if isinstance(answer, type) else f"a {type(answer).__name__}"
+
+
 def _same_hooks(trial: Trial, item: str, model: nn.Module, before: list[tuple[int, str, int]], **hints: Any) -> None:
     """Pass if the model has the hooks that it had."""
     after = _hooks(model)
@@ -134,10 +139,16 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
                 [torch.autograd.graph.get_gradient_edge(t).node.name() for t in inputs],
             )
             strange = {type(node).__name__ for node in got if not isinstance(node, Node)}
-            trial.that("elements", not strange, expected="nodes and nothing else", got=", ".join(strange))
+            trial.that(
+                "elements",
+                not strange,
+                expected="nodes and nothing else",
+                got=", ".join(sorted(strange)),
+                hint="which line adds that, and what can next_functions hold?",
+            )
             missing, more = ([node.name() for node in nodes] for nodes in (want - got, got - want))
             trial.that(
-                f"a graph of {len(_reachable(loss))} nodes, inputs of {', '.join(names)}",
+                f"a graph of {len(_reachable(loss))} nodes, those of the inputs: {', '.join(names)}",
                 not missing + more,
                 expected=f"{len(want)} nodes",
                 got=f"{len(got)}; not found: {', '.join(missing) or 'none'}; too many: {', '.join(more) or 'none'}",
@@ -147,12 +158,13 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
     trial.that(
         "no node is run",
         not ran,
-        expected="a walk over next_functions",
-        got=f"{len(ran)} nodes ran",
+        expected="none ran",
+        got=f"{len(ran)} ran",
         hint="does something of yours compute a gradient?",
         see=1,
     )
-    with trial.group("long chains and many paths take less than a second", hint="how often is a node visited?", see=2):
+    hint = "how deep do your calls nest, and how often is a node visited?"
+    with trial.group("long chains and many paths take less than a second", hint=hint, see=2):
         for kind, sizes in (("doublings", range(8, 61, 2)), ("nodes in a chain", (300, 3000))):
             x = torch.randn((), requires_grad=True)
             for size in sizes:  # what takes twice as long for each more fails before it takes for ever
@@ -168,7 +180,8 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
                         break
                 limit = 0.15 if size < 60 else 1.0
                 case = f"{size} {kind}"
-                trial.that(case, seconds < limit, expected=f"less than {limit} s", got=f"{seconds:.2f} s")
+                want = "less than 1 s" if limit == 1.0 else f"less than {limit} s, or 60 take more than 1 s"
+                trial.that(case, seconds < limit, expected=want, got=f"{seconds:.2f} s")
                 if seconds >= limit:  # reached only where this item is left out
                     break
                 trial.equal(f"nodes that run, {case}", len(got), size)
@@ -230,15 +243,16 @@ def swish(trial: Trial, answer: Any) -> None:
         "is an autograd Function",
         isinstance(answer, type) and issubclass(answer, Function),
         expected="a class derived from torch.autograd.Function",
-        got=repr(answer),
+        got=_kind(answer),
         hint="see how `Softplus` of section 2 is declared",
     )
     apply = answer.apply
 
-    def near(case: str, got: Any, want: Tensor) -> None:
+    def near(case: str, got: Any, want: Tensor, hint: str = "", see: int | None = None, after: str = "") -> None:
         """As `close`, with room for a few roundings to bfloat16, and for those to float64 only."""
         room = {torch.bfloat16: {"rtol": 0.05, "atol": 0.05}, torch.float64: {"rtol": 1e-12, "atol": 1e-14}}
-        trial.close(case, got, want, see=3 if case in (far, fine) else None, **room.get(want.dtype, {}))
+        hint, see = ("", 3) if case in (far, fine) else (hint, see)
+        trial.close(case + after, got, want, hint=hint, see=see, **room.get(want.dtype, {}))
 
     far, fine = "|x| from 10 to 10⁴", "x from -45 to 45, torch.float64"
     large = 10.0 ** torch.arange(1, 5)
@@ -251,7 +265,8 @@ def swish(trial: Trial, answer: Any) -> None:
         ("x from -700 to -10, torch.float64", torch.linspace(-700, -10, 70, dtype=torch.float64), 1e-9),
         ("x from -80 to -10, torch.float32", torch.linspace(-80, -10, 36), 1e-4),
     ]
-    with trial.group("the value is x · sigmoid(x)", hint="compare forward with the formula, and its dtype with x's"):
+    hint = "compare forward with the formula, and its shape and dtype with x's"
+    with trial.group("the value is x · sigmoid(x)", hint=hint):
         for case, x in cases:
             want = F.silu(x)
             near(case, apply(x.detach().requires_grad_()), want)
@@ -259,9 +274,9 @@ def swish(trial: Trial, answer: Any) -> None:
         trial.close(fine, apply(x), x / (1 + torch.exp(-x)), rtol=1e-13, atol=1e-13, see=3)
         for case, x, room in tails:
             trial.close(case, apply(x), x / (1 + torch.exp(-x)), rtol=room, atol=0.0, see=3)
-    with trial.group(
-        "the gradient is grad_output · f'(x)", hint="read the contract of backward in section 2 again", see=1
-    ):
+    formula = "take one x through the formula: the x of which call, and times what? See the contract of backward"
+    contract = "see the contract of backward in section 2; does each step take a grad_output of any strides?"
+    with trial.group("the gradient is grad_output · f'(x)", hint=contract):
         for case, x in (*cases, (fine, torch.linspace(-45, 45, 61, dtype=torch.float64))):
             x = x.detach().requires_grad_()
             first, _, reference = apply(x), apply(2 * x), F.silu(x)  # a backward belongs to its own forward
@@ -269,7 +284,7 @@ def swish(trial: Trial, answer: Any) -> None:
             (want,) = torch.autograd.grad(reference, x, sent)
             for again in (True, False):
                 (got,) = torch.autograd.grad(first, x, sent.clone(), retain_graph=again, allow_unused=True)
-                near(case, got, want)
+                near(case, got, want, formula, 1, "; apply(2 * x) was called before backward")
         for case, x, room in tails:
             y = 1 / (1 + torch.exp(-x.detach()))
             (got,) = torch.autograd.grad(apply(x.requires_grad_()).sum(), x, allow_unused=True)
@@ -289,7 +304,7 @@ def swish(trial: Trial, answer: Any) -> None:
     trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?")
 
     points = [torch.randn(shape, dtype=torch.float64).t().requires_grad_() for shape in ((), (5,), (2, 3))]
-    with trial.group("gradcheck in float64", hint="is the dtype of x kept in every step?", see=3):
+    with trial.group("gradcheck in float64", hint="is backward's result the same each time, and of x's dtype?"):
         for x in points:
             gradcheck(apply, x)
     with trial.group(
@@ -300,11 +315,14 @@ def swish(trial: Trial, answer: Any) -> None:
 
     x = torch.randn(5)
     with trial.group(
-        "torch.func can differentiate it and map it over a batch", hint="which arguments has forward in that style?"
+        "torch.func can differentiate it and map it over a batch",
+        hint="read in section 2 what the second style has, and what vmap needs",
     ):
-        table = torch.randn(2, 3)
-        trial.close("vmap over dimension 1", torch.func.vmap(apply, in_dims=1, out_dims=1)(table), F.silu(table))
-        trial.close("vmap of vmap", torch.func.vmap(torch.func.vmap(apply), in_dims=1)(table), F.silu(table).t())
+        table, along = torch.randn(2, 3), "along which dimension does vmap go?"
+        got = torch.func.vmap(apply, in_dims=1, out_dims=1)(table)
+        trial.close("vmap over dimension 1", got, F.silu(table), hint=along)
+        got = torch.func.vmap(torch.func.vmap(apply), in_dims=1)(table)
+        trial.close("vmap of vmap", got, F.silu(table).t(), hint=along)
         trial.close(
             "vmap(grad)", torch.func.vmap(torch.func.grad(apply))(x), torch.func.vmap(torch.func.grad(F.silu))(x)
         )
@@ -313,7 +331,7 @@ def swish(trial: Trial, answer: Any) -> None:
         "keeps its input and no other memory",
         kept == 0,
         expected="no more than x itself",
-        got=f"{kept} bytes besides the {64 * 4} of x",
+        got=f"{kept} bytes of other memory; x has {64 * 4}",
         hint="what of forward is still referred to when backward has not run?",
     )
     trial.that(
@@ -364,7 +382,7 @@ def quantise(trial: Trial, answer: Any) -> None:
         "is an autograd Function",
         isinstance(answer, type) and issubclass(answer, Function),
         expected="a class derived from torch.autograd.Function",
-        got=repr(answer),
+        got=_kind(answer),
         hint="see how `SignClipped` is declared",
     )
     apply = answer.apply
@@ -389,25 +407,32 @@ def quantise(trial: Trial, answer: Any) -> None:
                 beside = [one, *(torch.nextafter(one, k * one) for k in (0, 2)), far]
                 yield f"{levels} levels, ±1, just beside and far, {dtype}", torch.cat(beside), levels
 
-    with trial.group(
-        "the value is the nearest level", hint="which numbers are the levels, and what is outside?", see=1
-    ):
+    item = "the value is the nearest level"
+    hint = "take one x through your steps: which are the levels, which is nearest, what is outside, in which dtype?"
+    with trial.group(item, hint=hint, see=1):
         for case, x, levels in cases():
-            got, room = apply(x.clone(), levels), 1e-12 if x.dtype == torch.float64 else 1e-6
-            trial.equal(f"dtype and shape, {case}", (str(got.dtype), list(got.shape)), (str(x.dtype), list(x.shape)))
+            got, (room, digits) = apply(x.clone(), levels), (1e-12, 15) if x.dtype == torch.float64 else (1e-6, 9)
+            kinds = [f"{tensor.dtype}, shape {tuple(tensor.shape)}" for tensor in (x, got)]
+            same = kinds[0] == kinds[1]
+            hint = "which dtype and which shape has x?"
+            trial.that(f"dtype and shape, {case}", same, expected=kinds[0], got=kinds[1], hint=hint)
             level = torch.linspace(-1, 1, levels, dtype=torch.float64)
             distances = (x.double().clamp(-1, 1)[..., None] - level).abs()
             found = (got.double()[..., None] - level).abs().argmin(-1)
             chosen, nearest = distances.gather(-1, found[..., None])[..., 0], distances.amin(-1)
-            trial.close(f"distance of x and its level, {case}", chosen, nearest, rtol=0, atol=room)
-            trial.close(f"value, {case}", got.double(), level[found], rtol=0, atol=room)
+            want = level[torch.where(chosen <= nearest + room, found, distances.argmin(-1))]  # of two as near, either
+            value = got.detach().double()
+            for place in (~((value - want).abs() <= room)).nonzero()[:1].tolist():
+                at, right, wrong = (f"{t[tuple(place)].item():.{digits}g}" for t in (x, want, value))
+                trial.that(f"x = {at}, {case}", False, expected=right, got=wrong)
+    with trial.group(item, hint="does each step work on the device of x? Here it is 'meta', which holds no data"):
         x = torch.empty(3, device="meta", requires_grad=True)  # stands for a device that isn't the CPU
         y = apply(x, 4)
         y.sum().backward()
         trial.equal("device", str(y.device), "meta")
     with trial.group(
         "the gradient is the incoming one where |x| <= 1, and 0 elsewhere",
-        hint="what is |x| at each place, and is there a value for each argument?",
+        hint="at one place: what comes in, and what was |x| in this call? And is there a value for each argument?",
         see=2,
     ):
         for case, x, levels in cases():
@@ -416,7 +441,8 @@ def quantise(trial: Trial, answer: Any) -> None:
             first, _ = apply(x, levels), apply(0.1 * x, levels)  # a backward belongs to its own forward
             for again in (True, False):
                 (got,) = torch.autograd.grad(first, x, sent.clone(), retain_graph=again, allow_unused=True)
-                trial.close(case, got, torch.where(given.abs() <= 1, sent, torch.zeros_like(sent)), rtol=0, atol=0)
+                want, after = torch.where(given.abs() <= 1, sent, torch.zeros_like(sent)), "apply(0.1 * x, levels)"
+                trial.close(f"{case}; {after} was called before backward", got, want, rtol=0, atol=0)
         x = torch.tensor([0.5, 1.5, -0.5]).requires_grad_()
         sent = torch.randn(()).expand(3)
         (got,) = torch.autograd.grad(apply(x, 4), x, sent)
@@ -436,7 +462,8 @@ def quantise(trial: Trial, answer: Any) -> None:
                 own, more, left = _kept(lambda x, levels=levels: apply(x, levels), dtype)
                 case = f"{levels} levels, {dtype}"
                 trial.that(case, own + more <= 64, expected="64 bytes for 64 elements", got=f"{own + more} bytes")
-                trial.that(f"when its node is gone, {case}", not left, expected="0 bytes", got=f"{left} bytes")
+                case, hint = f"when its node is gone, {case}", "who but the node refers to it?"
+                trial.that(case, not left, expected="0 bytes", got=f"{left} bytes", hint=hint)
 
 
 # ---------------------------------------------------------------- 15-01.4
@@ -495,6 +522,10 @@ def _record(recorder: Any, *steps: Callable[[], object]) -> dict[str, list[Tenso
     return recorder.activations
 
 
+def _lacking_and_more(got: dict[Any, Any], want: list[str]) -> tuple[list[Any], list[Any]]:
+    return [key for key in want if key not in got], [key for key in got if key not in want]
+
+
 def _seeded(model: nn.Module, x: Tensor) -> Tensor:
     torch.manual_seed(0)  # dropout
     return model(x)
@@ -547,8 +578,11 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         with recorder as entered:
             _seeded(net, x)
         recorded = recorder.activations
-        shown = sorted(recorded) if isinstance(recorded, dict) else recorded
-        trial.that("keys", shown == sorted(names), expected=f"a dictionary with the keys {sorted(names)}", got=shown)
+        right, got = False, f"a {type(recorded).__name__}"
+        if isinstance(recorded, dict):
+            lacking, more = (", ".join(map(repr, keys)) for keys in _lacking_and_more(recorded, names))
+            right, got = not lacking + more, f"lacking: {lacking or 'none'}; too many: {more or 'none'}"
+        trial.that("keys", right, expected=f"a dictionary with the {len(names)} names as keys", got=got)
     trial.that(
         "`with ... as recorder` gives the recorder",
         entered is recorder,
@@ -558,8 +592,7 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     )
     with trial.group(
         "one tensor for each call, equal to the output when it was recorded",
-        hint="which hook appends where, and is the memory that it stores written to later?",
-        see=2,
+        hint="is it this submodule's output, and does the model run in its own mode?",
     ):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             for training, to_cpu in ((True, True), (False, True), (True, False), (False, False)):
@@ -571,16 +604,23 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
                 for name in names:
                     got = recorded[name]
                     case = f"{name!r}, {dtype}, to_cpu={to_cpu}"
+                    hint, see = "has this submodule a hook, and does each call add to its list?", None
+                    if any(isinstance(recorded[k], list) and len(recorded[k]) > len(want[k]) for k in names):
+                        hint, see = "which hook appends to which list?", 4
                     trial.that(
                         f"calls of {case}",
                         isinstance(got, list) and len(got) == len(want[name]),
-                        expected=f"a list of {len(want[name])} tensors",
-                        got=f"{len(got)} tensors" if isinstance(got, list) else type(got).__name__,
-                        hint="which hook appends to which list?",
-                        see=4,
+                        expected=f"a list of length {len(want[name])}",
+                        got=f"length {len(got)}" if isinstance(got, list) else type(got).__name__,
+                        hint=hint,
+                        see=see,
                     )
                     for made, right in zip(got, want[name], strict=True):
-                        trial.equal(case, made, right)
+                        other = isinstance(made, Tensor) and made.dtype != right.dtype
+                        hint, see = ("which dtype has the output?", None) if other else ("", None)
+                        if not other and name in ("block.0", "again"):  # what the next one overwrites
+                            hint, see = "whose output is it, and is its memory written to later?", 2
+                        trial.equal(case, made, right, hint=hint, see=see)
         one, two, three = (nn.Linear(4, 4) for _ in range(3))
         inner = nn.Sequential()
         inner.add_module("b", two)
@@ -591,10 +631,16 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             right = {"a": two(one(x)), "b": three(two(one(x)))}
         recorded = _record(answer(alike, ["a", "b"]), lambda: alike(x))
         for name, output in right.items():
-            trial.equal(f"{name!r} of a model that has 'a1', 'a', 'a.b' and 'b'", recorded[name], [output])
+            case, hint = f"{name!r} of a model that has 'a1', 'a', 'a.b' and 'b'", "which submodule has just this name?"
+            trial.equal(case, recorded[name], [output], hint=hint, see=1)
         recorded = _record(answer(alike, ["b", "a", "b"]), lambda: alike(x))
         for name, output in right.items():
-            trial.equal(f"{name!r} of ['b', 'a', 'b']", recorded[name], [output])
+            case, hint = f"{name!r} of ['b', 'a', 'b']", "how many hooks add to the list of one name?"
+            got = recorded[name]
+            length = f"length {len(got)}" if isinstance(got, list) else type(got).__name__
+            right_length = isinstance(got, list) and len(got) == 1
+            trial.that(f"calls of {case}", right_length, expected="a list of length 1", got=length, hint=hint)
+            trial.equal(case, got, [output], hint=hint)
     net.float().train()
     x = torch.randn(3, 4)
     recorded = _record(answer(net, names), lambda: net(x))
@@ -607,33 +653,43 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     )
     with trial.group(
         "the model computes and learns as without the recorder",
-        hint="does a hook return something, or the block change a mode?",
+        hint="what do your hooks return, and does a line of yours change gradients?",
         see=4,
     ):
         net.train()
         net.block.eval()
-        modes, results = [module.training for module in net.modules()], []
+        results: list[Any] = []
+
+        def modes() -> dict[str, str]:
+            return {n or "the model": "training" if m.training else "evaluation" for n, m in net.named_modules()}
+
+        earlier = modes()
         for block in (nullcontext(), answer(net, names)):
             net.zero_grad()
             with block:
                 _seeded(net, x).sum().backward()
                 output = _seeded(net, x)
             output.sum().backward()
-            results.append([output, *(p.grad for p in net.parameters() if p.grad is not None)])
+            results.append({"output": output} | {f"{n}.grad": p.grad for n, p in net.named_parameters()})
         trial.equal("output and gradients", results[1], results[0])
-        trial.equal("modes", [module.training for module in net.modules()], modes)
+        trial.equal("modes", modes(), earlier, hint="which line of yours changes a mode?")
         with torch.no_grad():
             _record(answer(net, names), lambda: net(x))
-            trial.equal("gradients are off as before the block", torch.is_grad_enabled(), False)
+            trial.equal(
+                "gradients are off as before the block",
+                torch.is_grad_enabled(),
+                False,
+                hint="which line of yours turns them on?",
+            )
         net.train()
         results = []
         for block in (nullcontext(), answer(net, names)):
             torch.manual_seed(0)
             torch.rand(3)
             with block:
-                results.append([net(x), torch.rand(1)])
-            results[-1].append(torch.rand(1))
-        trial.equal("random numbers: dropout, others in the block, those after it", results[1], results[0])
+                results.append({"after dropout": net(x), "in the block": torch.rand(1)})
+            results[-1]["after the block"] = torch.rand(1)
+        trial.equal("random numbers", results[1], results[0], hint="which line of yours draws one, or sets a seed?")
         same = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
         given = torch.randn(3, 4)
         want = given.relu()
@@ -652,8 +708,9 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         _same_hooks(trial, "after blocks", net, before)
         _record(recorder, someone_else)
         new = [hook[-1] for hook in _hooks(net) if hook not in before]
-        name, got = "after a block in which somebody else registered one", f"{len(new)} new hooks"
-        trial.that(name, new == [late[0].id], expected="that hook and no other new one", got=got)
+        name, state = "after a block in which somebody else registered one", "there" if late[0].id in new else "gone"
+        got = f"it is {state}, {len(new) - (late[0].id in new)} others are new"
+        trial.that(name, new == [late[0].id], expected="it is there, 0 others are new", got=got)
         late[0].remove()
         with suppress(RuntimeError):
             _record(recorder, fails)
@@ -667,7 +724,8 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         inner.__exit__(None, None, None)
         net(x)
         counts = [len(one.activations["stem"]) for one in (outer, inner)]
-        trial.equal("calls that two overlapping recorders saw", counts, [1, 2])
+        for which, count, want in zip(("first", "second"), counts, (1, 2), strict=True):
+            trial.equal(f"calls that the {which} of two overlapping recorders saw", count, want)
 
     error: BaseException | None = None
     for kind in (KeyError, ValueError, StopIteration, GeneratorExit):
@@ -686,7 +744,7 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             type(error) is kind,
             expected=f"the block's {kind.__name__}",
             got="no exception" if error is None else repr(error),
-            hint="what does __exit__ return?",
+            hint="what does __exit__ return, or raise?",
             see=3,
         )
     trial.that(
@@ -697,12 +755,16 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         hint="what does __exit__ do with them?",
     )
     counts = [len(_record(recorder, *[lambda: net(x)] * calls)["stem"]) for calls in (5, 1)]
-    trial.equal("entering again starts afresh", counts, [5, 1], hint="where are the lists made?")
+    got, want = (f"{first} recordings, then {then}" for first, then in (counts, (5, 1)))
+    item = "entering again starts afresh"
+    trial.that(item, counts == [5, 1], expected=want, got=got, hint="when are the lists made?")
 
     before = _hooks(net)
-    with trial.group("an unknown name raises KeyError on entering", hint="when is a name looked up?", see=1):
+    hint = "when is a name looked up, and what is raised if there is none?"
+    with trial.group("an unknown name raises KeyError on entering", hint=hint, see=1):
         for name in ("nowhere", "block.7", "stem.weight"):
-            recorder = answer(net, ["stem", name])
+            make = lambda name=name: answer(net, ["stem", name])  # noqa: E731
+            recorder = trial.call(f"before entering, with the name {name!r}", make)
             try:
                 recorder.__enter__()
                 error = None
@@ -710,10 +772,10 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             except Exception as caught:
                 error = caught
             trial.that(
-                name,
+                f"entering with the name {name!r}",
                 isinstance(error, KeyError) and name in str(error),
                 expected=f"KeyError naming {name!r}",
-                got=repr(error),
+                got="no exception" if error is None else repr(error),
             )
     item = "no hook is left after an unknown name"
     _same_hooks(trial, item, net, before, hint="what was registered or removed before it raised?", see=1)
@@ -722,17 +784,25 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
 
     # the meta device holds no data: a copy to the CPU raises there, so it can stand for a device elsewhere
     there, x = nn.Sequential(nn.Linear(4, 2, device="meta")), torch.empty(3, 4, device="meta")
-    with trial.group("to_cpu=False leaves them on the output's device", hint="is to_cpu looked at?", see=2):
+    hint = "is to_cpu looked at? The output is on the device 'meta' here, which holds no data"
+    with trial.group("to_cpu=False leaves them on the output's device", hint=hint):
         outputs = []
         (kept,) = _record(answer(there, ["0"], to_cpu=False), lambda: outputs.append(there(x)))["0"]
         trial.equal("device", str(kept.device), "meta")
         shared = kept.untyped_storage()._cdata == outputs[0].untyped_storage()._cdata
-        trial.that("memory", not shared, expected="a copy", got="the output's own memory")
+        hint = "is a copy made whatever the device?"
+        trial.that("memory", not shared, expected="a copy", got="the output's own memory", hint=hint, see=2)
     left: list[str] = []
     with suppress(NotImplementedError, RuntimeError, TypeError):
         left = [str(kept.device) for kept in _record(answer(there, ["0"]), lambda: there(x))["0"] if not kept.is_cpu]
     item = "by default they are moved to the CPU"
-    trial.that(item, not left, expected="device cpu", got=left, hint="where are the recordings of a GPU's model?")
+    trial.that(
+        item,
+        not left,
+        expected="device cpu",
+        got=f"device {', '.join(left)}",
+        hint="where are the recordings of a GPU's model?",
+    )
 
 
 # ---------------------------------------------------------------- 15-01.5
@@ -787,7 +857,7 @@ def _linear_nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
     """Nets, each with the shape of one input."""
     yield "one layer", nn.Linear(3, 4), (3,)
     yield "one layer without a bias", nn.Linear(3, 2, bias=False), (3,)
-    yield "images", nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)), (1, 3, 4)
+    yield "two layers", nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)), (1, 3, 4)
     yield "branches", _Branches(3), (3,)
     many = [layer for i in range(6) for layer in (nn.Linear(3, 3, bias=i % 2 == 0), nn.Tanh())]
     yield "deep", nn.Sequential(*many, nn.Linear(3, 7)), (3,)
@@ -811,9 +881,10 @@ def _norms_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 )
 def image_norms(trial: Trial, answer: Any) -> None:
     """`answer(model, x, y)` returns the norm of each image's gradient, by hooks, from one backward."""
+    hint = "which hooks are called, those of an earlier call too? What does each add, and what becomes of the sum?"
     with (
         warnings.catch_warnings(),
-        trial.group("the norm of each image's own gradient", hint="is each hook called, and what does it add?", see=1),
+        trial.group("the norm of each image's own gradient", hint=hint, see=1),
     ):
         warnings.simplefilter("ignore")  # of full backward hooks, that x needs no gradient
         for dtype in (torch.float64, torch.float32):
@@ -830,15 +901,17 @@ def image_norms(trial: Trial, answer: Any) -> None:
                         want = _norms_one_by_one(net, x, y)
                         if isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got * number, want):
                             room |= {"hint": "is each image's loss whole?", "see": 2}
-                        trial.close(f"{case}, {number} images, {dtype}", got, want, **room)
+                        images = f"{number} image{'s' * (number > 1)}"
+                        needs = "" if training else ", x requires a gradient"
+                        trial.close(f"{case}, {images}, {dtype}{needs}", got, want, **room)
     failing = _Fails()
     net = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Tanh(), nn.Linear(4, 3, bias=False), failing)
     net[0].eval()
     x, y = torch.randn(6, 3), torch.randint(3, (6,))
 
     def rest() -> dict[str, Any]:
-        modes = [module.training for module in net.modules()]
-        return {"modes": modes, "x": x.detach().clone(), "x.requires_grad": x.requires_grad, "x.grad": x.grad}
+        modes = {f"training of {name or 'the model'}": module.training for name, module in net.named_modules()}
+        return {**modes, "x": x.detach().clone(), "x.requires_grad": x.requires_grad, "x.grad": x.grad}
 
     rest_before = rest()
     net[0].weight.grad, net[3].weight.grad = torch.full((4, 3), 2.0), torch.zeros(3, 4)  # and none for the bias
@@ -857,8 +930,8 @@ def image_norms(trial: Trial, answer: Any) -> None:
         backwards.count == 1 and not backwards.batched,
         expected="1, of one loss",
         got="one for each of many losses at once" if backwards.batched else f"{backwards.count}",
-        hint="what does one backward of the sum tell of each image?",
-        see=2,
+        hint="what does one backward of the sum tell of each image and each layer?",
+        see=1,
     )
     net[0].register_full_backward_hook(lambda *_: None)
     net[3].weight.register_post_accumulate_grad_hook(lambda p: None)
@@ -894,9 +967,11 @@ def image_norms(trial: Trial, answer: Any) -> None:
             more, fewer = len(set(state) - set(hooks)), len(set(hooks) - set(state))
             got = f"{more} more, {fewer} gone"
             trial.that(f"after {case}", not more + fewer, expected="the hooks from before", got=got)
-    with trial.group("each parameter's .grad is what it was", hint="which functions write to .grad?", see=3):
-        for number, found in enumerate(gradients):
-            trial.equal(f"after exception {number}" if number else "after a call", found, grads)
+    hint = "which functions write to .grad, and which of your lines always run?"
+    with trial.group("each parameter's .grad is what it was", hint=hint, see=3):
+        for case, found in zip(cases, gradients, strict=True):
+            for (name, _), grad, before in zip(net.named_parameters(), found, grads, strict=True):
+                trial.equal(f"{name}.grad after {case}", grad, before)
     hint = "which of your lines change what they were given?"
     with trial.group("x and the modules' modes are what they were", hint=hint):
         for case, found in zip(cases, rests, strict=True):
@@ -979,9 +1054,10 @@ def _undoes(
         after = _hooks(net)
         new = [hook[-1] for hook in after if hook not in hooks]
         expected = "no new hook but the one that somebody else has added"
-        trial.that("new hooks", new == [others.id], expected=expected, got=f"{len(new)} new ones")
-        trial.equal("hooks from before that are gone", [hook for hook in hooks if hook not in after], [])
-        trial.equal("hooks that another model has lost", [h for h in elsewhere if h not in _hooks(bystander)], [])
+        got = f"{len(new) - (others.id in new)} others; that one is {'there' if others.id in new else 'gone'}"
+        trial.that("new hooks", new == [others.id], expected=expected, got=got)
+        trial.equal("hooks from before that are gone", sum(hook not in after for hook in hooks), 0)
+        trial.equal("hooks that another model has lost", sum(h not in _hooks(bystander) for h in elsewhere), 0)
         net.zero_grad()
         usual = copy.deepcopy(net)
         _backward((net, usual), 20.0)
@@ -1052,24 +1128,35 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
         handle.remove()
     late += early
     held = sum(p.grad is not None for p in arrived)
+    kept_old = sum(torch.equal(p, start[p]) for p in arrived)
+    hint, see = "what is in .grad when your hook has run, and when does it run?", None
+    if kept_old:
+        hint = "which parameter does each call of your hook deal with?"
+        see = 2 if kept_old >= len(arrived) - 1 else None  # as if each call dealt with the loop's last one
     trial.that(
         "each parameter is updated and its gradient dropped before the next one comes",
         not late and not held,
         expected="each one updated, and its gradient dropped",
-        got=f"{len(late)} times one was not when the next gradient came; {held} still have a gradient at the end",
-        hint="which parameter does each call of your hook deal with?",
-        see=2,
+        got=f"{len(set(late))} of {len(arrived)} were not when the next gradient came; at the end {kept_old} are not "
+        f"updated, {held} have a gradient",
+        hint=hint,
+        see=see,
     )
     equal = "parameters equal the usual loop's bit for bit"
-    with trial.group(equal, hint="which optimizer steps what, and how often?", see=1):
+    hint = "what is make_optimizer called with, and how often? Which gradient leads to which step, and how often?"
+    with trial.group(equal, hint=hint):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             pairs = {name: _twins(dtype) for name in makers}
             optimizers, kept = {}, []  # an answer may live as long as what it returned
             for name, (net, usual) in pairs.items():
                 kept.append(answer(net, makers[name]))
                 optimizers[name] = makers[name]([p for p in usual.parameters() if p.requires_grad])
-            rounds = ((0, 1), (0, 1), (1, 1), (0, 0), (1, 1)), ((0, 1e6),), ((0, float("nan")),)
-            for steps in rounds:  # one head has no gradient, then zeros for all
+            rounds = {
+                "after five backwards": ((0, 1), (0, 1), (1, 1), (0, 0), (1, 1)),
+                "after a loss times a million": ((0, 1e6),),
+                "after a loss that is NaN": ((0, float("nan")),),
+            }
+            for when, steps in rounds.items():  # one head has no gradient, then zeros for all
                 for head, scale in steps:
                     for name, (net, usual) in pairs.items():
                         optimizers[name].zero_grad()
@@ -1077,14 +1164,17 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
                         optimizers[name].step()
                 for name, (net, usual) in pairs.items():
                     for (parameter, p), q in zip(net.named_parameters(), usual.parameters(), strict=True):
-                        trial.equal(f"{parameter}, {name}, {dtype}", p.detach(), q.detach())
+                        see = 1 if name in ("SGD with momentum", "Adam", "AdamW", "RMSprop") else None
+                        see = None if parameter == "unused" else see
+                        case = f"{parameter}, {name}, {dtype}, {when}"
+                        trial.equal(case, p.detach(), q.detach(), hint=hint, see=see)
     net, usual = _twins()
     for one in (net.frozen.bias, net.unused):  # from before the one was frozen, and of another loss
         one.grad = torch.ones_like(one)
     kept.append(answer(net, makers["SGD"]))
     _backward((net,))
     item = "frozen parameters stay"
-    trial.equal(item, net.frozen.bias.detach(), usual.frozen.bias.detach(), hint="which ones may be stepped?", see=2)
+    trial.equal(item, net.frozen.bias.detach(), usual.frozen.bias.detach(), hint="which ones may be stepped?")
     trial.equal(
         "one that a backward doesn't reach isn't stepped, even if it has a gradient",
         net.unused.detach(),
