@@ -644,7 +644,7 @@ WRONG_BATCHES = {
     "compared absolutely": (variant("batches", ("rtol=1e-3", "rtol=0")), "rounding is no difference"),
     "a copy of the model": (
         variant("batches", (_EVAL, "        model = copy.deepcopy(model).eval()\n")),
-        "may have run",
+        "may hold results",
     ),
     "two rows aren't tried": (
         variant("batches", ("_, want = asked(model, two), asked(model, one)", "want = asked(model, one)")),
