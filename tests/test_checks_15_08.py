@@ -21,7 +21,7 @@ from course.answers import answers
 from course.exercise_form import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
-from shared.checks.feedback import CheckFailed
+from shared.checks.report import CheckFailed
 from shared.traffic import Call, observe, recorded, rounds
 
 pytestmark = pytest.mark.processes

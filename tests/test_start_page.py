@@ -17,7 +17,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from course import lab, start_page, syllabus, workbook
 from course.exercise_form import check_metadata
 from course.selection import select
-from shared.checks.feedback import CheckFailed, exercise
+from shared.checks.exercise import exercise
+from shared.checks.report import CheckFailed
 from shared.progress import read_progress, show_progress
 
 

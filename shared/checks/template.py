@@ -3,10 +3,11 @@
 import torch
 import torch.nn.functional as F
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 
-@exercise("1", "Mean absolute error", points=10, stand_in=lambda: F.l1_loss, stand_in_name="F.l1_loss")
+@exercise("1", "Mean absolute error", points=10, demands=2, stand_in=lambda: F.l1_loss, stand_in_name="F.l1_loss")
 def mean_absolute_error(trial: Trial, answer) -> None:
     """`answer(prediction, target)` returns the mean of |prediction - target| as a scalar tensor."""
     prediction, target = torch.randn(5, 3), torch.randn(5, 3)

@@ -23,7 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as every_module
 from torch.overrides import TorchFunctionMode
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 
 def _inputs(*dtypes: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -116,7 +117,7 @@ def _random_graph() -> tuple[Tensor, list[Tensor]]:
     return loss, random.choices(parts, k=random.randint(1, 3))
 
 
-@exercise("15-01.1", "Which nodes run", points=15)
+@exercise("15-01.1", "Which nodes run", points=15, demands=3)
 def nodes_that_run(trial: Trial, answer: Any) -> None:
     """`answer(loss, inputs)` returns the set of nodes that torch.autograd.grad(loss, inputs) runs."""
     x = torch.randn(2, requires_grad=True)
@@ -234,6 +235,7 @@ def _kept(apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32)
     "15-01.2",
     "Swish as a Function",
     points=10,
+    demands=10,
     stand_in=lambda: SimpleNamespace(apply=F.silu),
     stand_in_name="F.silu",
 )
@@ -373,6 +375,7 @@ def _quantised(x: Tensor, levels: int) -> Tensor:
     "15-01.3",
     "A quantiser with a straight-through gradient",
     points=20,
+    demands=5,
     stand_in=lambda: SimpleNamespace(apply=_quantised),
     stand_in_name="a composition with detach",
 )
@@ -561,6 +564,7 @@ class _Recorder:
     "15-01.4",
     "An activation recorder that cleans up",
     points=20,
+    demands=13,
     stand_in=lambda: _Recorder,
     stand_in_name="the course's own recorder",
 )
@@ -876,6 +880,7 @@ def _norms_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     "15-01.5",
     "Every image's gradient from one backward",
     points=20,
+    demands=8,
     stand_in=lambda: _norms_one_by_one,
     stand_in_name="one backward for each image",
 )
@@ -1083,6 +1088,7 @@ def _step_in_backward(
     "15-01.6",
     "Stretch: an optimizer in backward",
     points=15,
+    demands=5,
     stand_in=lambda: _step_in_backward,
     stand_in_name="the course's own",
 )

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 ALPHA = 1e-6
 
@@ -94,7 +95,12 @@ def _copy(batch: list) -> list:
 
 
 @exercise(
-    "15-02.1", "Padding with a mask", points=15, stand_in=lambda: _pad, stand_in_name="a padding loop, row by row"
+    "15-02.1",
+    "Padding with a mask",
+    points=15,
+    demands=8,
+    stand_in=lambda: _pad,
+    stand_in_name="a padding loop, row by row",
 )
 def pad_collate(trial: Trial, answer: Any) -> None:
     """`answer(batch)` is padded (B, T, D), mask (B, T) and labels (B,)."""
@@ -204,6 +210,7 @@ def _bucket_of(length: int, boundaries: Sequence[int]) -> int:
     "15-02.2",
     "Bucketing batch sampler",
     points=20,
+    demands=13,
     stand_in=lambda: _Buckets,
     stand_in_name="a finished bucketing sampler",
 )
@@ -463,7 +470,12 @@ def _best(function: Callable[[], Any], times: int = 3) -> float:
 
 
 @exercise(
-    "15-02.3", "Weighted sampler", points=25, stand_in=lambda: _Weighted, stand_in_name="torch's WeightedRandomSampler"
+    "15-02.3",
+    "Weighted sampler",
+    points=25,
+    demands=18,
+    stand_in=lambda: _Weighted,
+    stand_in_name="torch's WeightedRandomSampler",
 )
 def weighted(trial: Trial, answer: Any) -> None:
     """`answer(weights, num_samples, replacement, generator, size)` draws indices by weights."""
@@ -685,7 +697,14 @@ class _Read:
     """A sample that can be watched."""
 
 
-@exercise("15-02.4", "Sharded stream", points=20, stand_in=lambda: _Shards, stand_in_name="a finished sharded stream")
+@exercise(
+    "15-02.4",
+    "Sharded stream",
+    points=20,
+    demands=12,
+    stand_in=lambda: _Shards,
+    stand_in_name="a finished sharded stream",
+)
 def stream(trial: Trial, answer: Any) -> None:
     """`answer(shards, read, seed)` streams shards, dealt out to workers."""
     names = "iachdbgef"
@@ -903,6 +922,7 @@ def _take(sampler: Any, count: int) -> list[int]:
     "15-02.5",
     "Resumable sampler",
     points=20,
+    demands=14,
     stand_in=lambda: _Resumable,
     stand_in_name="a finished resumable sampler",
 )

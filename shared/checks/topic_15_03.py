@@ -16,8 +16,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.checks.feedback import Trial, exercise
-from shared.checks.outcome import outcome
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
+from shared.checks.words import outcome
 
 # ---------------------------------------------------------------- 15-03.1
 
@@ -53,7 +54,7 @@ def _put(module: Any, name: str, place: str, value: object) -> None:
     (vars(module) if place == "attribute" else getattr(module, place))[name] = value
 
 
-@exercise("15-03.1", "Registration that survives reassignment", points=15)
+@exercise("15-03.1", "Registration that survives reassignment", points=15, demands=6)
 def careful_module(trial: Trial, answer: Any) -> None:
     """`answer` is a MiniModule in which a name is held once; nn.Module says what is right."""
     bases = [base.__name__ for base in getattr(answer, "__mro__", ())[1:]]
@@ -351,7 +352,14 @@ def _left_on(model: nn.Module) -> list[str]:
     return hooks + [f"{path}.{name}" for path, module in model.named_modules() for name in vars(module)]
 
 
-@exercise("15-03.2", "A summary from hooks", points=20, stand_in=lambda: _summary, stand_in_name="one of the check's")
+@exercise(
+    "15-03.2",
+    "A summary from hooks",
+    points=20,
+    demands=14,
+    stand_in=lambda: _summary,
+    stand_in_name="one of the check's",
+)
 def summarize(trial: Trial, answer: Any) -> None:
     """`answer(model, *args, **kwargs)` gives a dictionary for each call of a leaf."""
     net = _Body()
@@ -556,7 +564,9 @@ def _groups(
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
-@exercise("15-03.3", "Parameter groups", points=20, stand_in=lambda: _groups, stand_in_name="one of the check's")
+@exercise(
+    "15-03.3", "Parameter groups", points=20, demands=7, stand_in=lambda: _groups, stand_in_name="one of the check's"
+)
 def param_groups(trial: Trial, answer: Any) -> None:
     """`answer(model, lr, weight_decay, layers, layer_decay)` gives groups for an optimizer."""
     layers = ["stem", *(f"blocks.{i}" for i in range(12)), "head"]
@@ -728,6 +738,7 @@ def _first_inputs() -> Iterator[tuple[str, Tensor]]:
     "15-03.4",
     "A layer that starts from its first batch",
     points=20,
+    demands=12,
     stand_in=lambda: _LazyNormLinear,
     stand_in_name="one of the check's",
 )
@@ -955,7 +966,14 @@ def _resized(position: Tensor, grid: int) -> Tensor:
     return torch.stack(planes, dim=1)[None]
 
 
-@exercise("15-03.5", "The other way round", points=25, stand_in=lambda: _convert, stand_in_name="a loop of the check's")
+@exercise(
+    "15-03.5",
+    "The other way round",
+    points=25,
+    demands=9,
+    stand_in=lambda: _convert,
+    stand_in_name="a loop of the check's",
+)
 def convert(trial: Trial, answer: Any) -> None:
     """`answer(state, target, classes)` makes a SplitViT's state dict of a compiled FusedViT's checkpoint."""
     cases: list[tuple[str, dict[str, int], dict[str, int], Sequence[int]]] = [

@@ -16,8 +16,9 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.checks.feedback import Trial, exercise
-from shared.checks.outcome import outcome
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
+from shared.checks.words import outcome
 
 _HALVES = (torch.float16, torch.bfloat16)
 _FORMATS = (*_HALVES, torch.float32)
@@ -83,6 +84,7 @@ def _gradient(loss: Tensor, logits: Tensor, sent: Tensor | None = None) -> Tenso
     "15-04.1",
     "Label smoothing in log space",
     points=15,
+    demands=8,
     stand_in=lambda: _smoothed,
     stand_in_name="F.cross_entropy",
 )
@@ -265,7 +267,9 @@ def _fast_nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Te
     return (logits.logsumexp(dim=1) - own).mean().to(first.dtype)
 
 
-@exercise("15-04.2", "NT-Xent", points=20, stand_in=lambda: _fast_nt_xent, stand_in_name="one of the check's")
+@exercise(
+    "15-04.2", "NT-Xent", points=20, demands=8, stand_in=lambda: _fast_nt_xent, stand_in_name="one of the check's"
+)
 def nt_xent_loss(trial: Trial, answer: Any) -> None:
     """`answer(first, second, temperature)` is the mean loss over both views of each image."""
     sizes = [(2, 3), (3, 1), (4, 5), (5, 2), (12, 4)]
@@ -413,7 +417,9 @@ def _state(stats: Any) -> tuple[int, float, float]:
     return stats.count, float(stats.mean), float(stats.variance(0))
 
 
-@exercise("15-04.3", "A variance that merges", points=20, stand_in=lambda: _Variance, stand_in_name="float64 sums")
+@exercise(
+    "15-04.3", "A variance that merges", points=20, demands=9, stand_in=lambda: _Variance, stand_in_name="float64 sums"
+)
 def running_variance(trial: Trial, answer: Any) -> None:
     """`answer()` sees batches, merges, and knows count, mean and variance."""
     formula = "take this batch and those before it through the formula; of which dtype is the result?"
@@ -635,6 +641,7 @@ def _compare_grads(
     "15-04.4",
     "Clip by norm, for each group",
     points=20,
+    demands=11,
     stand_in=lambda: _clip,
     stand_in_name="clip_grad_norm_",
 )
@@ -947,7 +954,9 @@ def _same_names(trial: Trial, case: str, got: Mapping[str, Tensor], want: Mappin
     trial.that(case, not shown, expected="the names of the averages", got=shown, hint=hint)
 
 
-@exercise("15-04.5", "Swap in, save, resume", points=25, stand_in=lambda: _EMA, stand_in_name="one of the check's")
+@exercise(
+    "15-04.5", "Swap in, save, resume", points=25, demands=14, stand_in=lambda: _EMA, stand_in_name="one of the check's"
+)
 def ema(trial: Trial, answer: Any) -> None:
     """`answer(model, decay, warmup)` is a Shadow with applied, state_dict and load_state_dict."""
     names = ("update", "applied", "state_dict", "load_state_dict", "decay_now")

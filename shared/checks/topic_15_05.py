@@ -24,7 +24,8 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shared import quiet
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 # ---------------------------------------------------------------- 15-05.1
 
@@ -74,7 +75,7 @@ def _differ(got: Tensor, want: Tensor) -> bool:
     return not bool(same.all())
 
 
-@exercise("15-05.1", "Five traces", points=15)
+@exercise("15-05.1", "Five traces", points=15, demands=4)
 def counterexamples(trial: Trial, answer: Any) -> None:
     """`answer()` gives for each of the five an input on which its trace is wrong, or None."""
     found = answer()
@@ -166,7 +167,7 @@ def _saved(module: Any) -> Any:
     return torch.jit.load(file)
 
 
-@exercise("15-05.2", "A module that can be scripted", points=20)
+@exercise("15-05.2", "A module that can be scripted", points=20, demands=3)
 def scriptable(trial: Trial, answer: Any) -> None:
     """`answer(labels, limit)` is a module; what it returns is what _Report returns, scripted or not."""
     pairs = []
@@ -452,6 +453,7 @@ _SIZES = (1, 2, 3, 8, 33)
     "15-05.3",
     "Export for every batch",
     points=20,
+    demands=12,
     stand_in=lambda: _export_batches,
     stand_in_name="an export_batches of the checks",
 )
@@ -469,8 +471,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
         return made
 
     def hold_model() -> None:
-        """What the exports so far have left behind; listed once, at the end."""
-        trial.items[:] = [item for item in trial.items if item.name not in (moved, modes)]
+        """What the exports so far have left behind."""
         with trial.group(moved, hint="who shares the buffers with the model?", see=1):
             for name, calls in counted:
                 trial.equal(name, calls, 0)
@@ -757,6 +758,7 @@ def _of_size(node: torch.fx.Node, x: Tensor) -> bool:
     "15-05.4",
     "Three ways through a model",
     points=20,
+    demands=5,
     stand_in=lambda: _CondEnhance,
     stand_in_name="a CondEnhance of the checks",
 )
@@ -781,13 +783,11 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
     trial.needs(_STATE, sorted(state) == names, expected=names, got=sorted(state), hint="what did you register?")
     dtype = str(state["dark"].dtype)
     trial.needs(_STATE, dtype == "torch.int64", expected="torch.int64", got=dtype, hint="which dtype has dark?")
-    held = list(trial.items)
     for name, dtype, rows, dynamic, sizes in (
         ("an ordinary scan", torch.float32, 3, False, (3,)),  # a size that is one number: see _on_images
         ("a negative", torch.float32, 4, True, (1, 2, 6)),
         ("a dark scan", torch.float64, 4, True, (5,)),
     ):
-        trial.items[:] = held  # what follows is listed when it has passed for all examples
         model, body = make(dtype)
         example = f"{name}, {str(dtype).removeprefix('torch.')}, {'any' if dynamic else 'one'} batch size"
         _hold_exported(trial, model, body, example, _scans(dtype, rows)[name], dynamic, sizes)
@@ -1067,6 +1067,7 @@ def _load_shipped(
     "15-05.5",
     "A loader that goes on",
     points=25,
+    demands=12,
     stand_in=lambda: _load_shipped,
     stand_in_name="a load_shipped of the checks",
 )

@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.optimization import fuse
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 
 def _graph_module(trial: Trial, result: Any) -> None:
@@ -178,6 +179,7 @@ def _relu_cases() -> list[tuple[str, Callable[[], nn.Module], Callable, int, int
     "15-06.1",
     "Replace one operation, however it is written",
     points=10,
+    demands=6,
     stand_in=lambda: _replace_relu,
     stand_in_name="a replace_relu that knows modules and F.relu",
 )
@@ -331,6 +333,7 @@ def _counted(counts: dict[str, int]) -> dict[str, int]:
     "15-06.2",
     "Count the operations",
     points=15,
+    demands=10,
     stand_in=lambda: _count_flops,
     stand_in_name="FlopCounterMode around each node",
 )
@@ -489,6 +492,7 @@ def _merge_cases() -> list[tuple[str, str, Callable]]:
     "15-06.3",
     "Common subexpressions",
     points=15,
+    demands=8,
     stand_in=lambda: _cse,
     stand_in_name="a merge that leaves graphs with random calls or writes alone",
 )
@@ -741,6 +745,7 @@ def _alone_kinds() -> list[tuple[str, Callable]]:
     "15-06.4",
     "A fusion that is never wrong",
     points=20,
+    demands=9,
     stand_in=lambda: fuse,
     stand_in_name="torch.fx.experimental.optimization.fuse",
 )
@@ -993,6 +998,7 @@ _LAYERS = {  # case: the shape of x; values that are rounded; weights that are r
     "15-06.5",
     "A pass that inserts quantizers",
     points=20,
+    demands=8,
     stand_in=lambda: _insert,
     stand_in_name="layers that round inside of a module",
 )
@@ -1382,6 +1388,7 @@ def _wave(m: Any, x: Tensor) -> tuple[Tensor, ...]:
     "15-06.6",
     "A backend that trusts no pass",
     points=20,
+    demands=10,
     stand_in=lambda: _NoPasses,
     stand_in_name="a backend that runs no pass",
 )

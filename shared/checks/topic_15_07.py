@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 from shared.histories import read_history
 
 MIB = 2**20
@@ -146,7 +147,12 @@ def _show(segments: Layout) -> str:
 
 
 @exercise(
-    "15-07.1", "Give back what is cached", points=10, stand_in=lambda: _give_back, stand_in_name="a finished give_back"
+    "15-07.1",
+    "Give back what is cached",
+    points=10,
+    demands=5,
+    stand_in=lambda: _give_back,
+    stand_in_name="a finished give_back",
 )
 def give_back(trial: Trial, answer: Any) -> None:
     """`answer(allocator)` calls cuda_free for each segment that is one free block and returns their bytes."""
@@ -282,6 +288,7 @@ def _shapes(dice: random.Random) -> list[list[list[tuple[int, str]]]]:
     "15-07.2",
     "The post-mortem of an OOM",
     points=20,
+    demands=12,
     stand_in=lambda: _post_mortem,
     stand_in_name="a finished post_mortem",
 )
@@ -468,6 +475,7 @@ class _Touched(TorchDispatchMode):
     "15-07.3",
     "Predict the part of a peak that does not depend on the batch",
     points=15,
+    demands=5,
     stand_in=lambda: _fixed_bytes,
     stand_in_name="a finished fixed_bytes",
 )
@@ -537,6 +545,7 @@ def _matmul_cost(
     "15-07.4",
     "A matmul on the roofline",
     points=15,
+    demands=6,
     stand_in=lambda: _matmul_cost,
     stand_in_name="a finished matmul_cost",
 )
@@ -643,6 +652,7 @@ def _ordered(ops: Sequence[Any]) -> dict[str, set[str]]:
     "15-07.5",
     "The schedule of a prefetcher",
     points=15,
+    demands=6,
     stand_in=lambda: _prefetch,
     stand_in_name="a finished prefetch_schedule",
 )
@@ -801,7 +811,7 @@ def _by_chance(dice: random.Random) -> list[list[Life]]:
     return cases
 
 
-@exercise("15-07.6", "Stretch: plan the addresses of a step", points=25)
+@exercise("15-07.6", "Stretch: plan the addresses of a step", points=25, demands=5)
 def plan(trial: Trial, answer: Any) -> None:
     """`answer(tensors)` is a list of offsets at which tensors that are there together share no byte."""
     cases = _by_chance(random.Random(6))

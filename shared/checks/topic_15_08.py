@@ -7,7 +7,6 @@ runs on the ranks is named `*_on_ranks`.
 
 import random
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,125 +14,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, fsum, inf, isfinite, log2, nan, prod
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared import LaunchError, launch
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.ranks import Notes, ranks
+from shared.checks.trial import Trial
 from shared.traffic import Call, collectives, recorded, rounds
 
-_SECONDS = 5  # for an answer that hangs; a right one takes a fraction of a second
 _LATE = 0.15  # seconds that one rank comes later than the others, where a case asks for it
-RETURNS = "every rank returns"
 
-# ---------------------------------------------------------------- running it
-
-
-class _Notes:
-    """Each rank leaves a note of the case it is in, so that a hang can be told with its case."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-        self.count = 0
-
-    def write(self, case: object, place: int) -> None:
-        """Begin a case; place: its number in the list that all ranks go through, each with its own part of it."""
-        self.count += 1
-        (self.folder / str(dist.get_rank())).write_text(f"{place} {self.count} {case}")
-
-    def leave(self, sign: str) -> None:
-        (self.folder / sign).touch()
-
-    def seen(self, sign: str, seconds: float = 1.5) -> bool:
-        """Whether another rank leaves the sign within some seconds."""
-        deadline = time.monotonic() + seconds
-        while not (self.folder / sign).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return (self.folder / sign).exists()
-
-    def read(self, rank: int) -> tuple[int, int, str]:
-        """Of the last case that the rank has begun: its place, how many the rank has begun, its name."""
-        path = self.folder / str(rank)
-        place, count, case = (path.read_text() if path.exists() else "0 0 ").split(" ", 2)
-        return int(place), int(count), case
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What a launch came to that failed: the launcher's report, the case, and whether ranks waited in vain."""
-
-    report: str
-    case: str
-    waits: bool
-    untouched: bool  # nothing but the first case's NotImplementedError
-
-
-def _outcome(function: Callable, size: int, answer: Callable, *args: Any) -> list[Any] | _Failure:
-    """Run function(notes, answer, *args) on `size` ranks; what each returned."""
-    with tempfile.TemporaryDirectory() as folder:
-        notes = _Notes(folder)
-        try:
-            return launch(function, size, notes, answer, *args, backend="gloo", timeout=_SECONDS)
-        except LaunchError as error:
-            waits = error.reason in ("hung", "deadlock")
-            # who takes no part in the case that hangs waits in a later one
-            _, count, case = min(map(notes.read, error.ranks)) if waits else notes.read(error.ranks[0])
-            untouched = type(error.error) is NotImplementedError and not error.error.args and count == 1
-            return _Failure(_report(str(error)), case, waits, untouched)
-
-
-def _ranks(
-    trial: Trial,
-    function: Callable,
-    size: int,
-    *args: Any,
-    hint: str,
-    see: int | Callable[[str], int],
-    broken: tuple[str, int | None] = ("do sender and receiver agree on the size of each message?", None),
-) -> Any:
-    """What each rank returned. A rank that fails or hangs fails the item RETURNS.
-
-    hint and see (a number, or that for a case) are for ranks that wait; broken: both, for one that gloo has ended.
-    """
-    found = _outcome(function, size, *args)
-    if not isinstance(found, _Failure):
-        trial.needs(RETURNS, True, expected="", got="")
-        return found
-    if found.untouched and not trial.items:
-        raise NotImplementedError
-    told: dict[str, Any] = {"hint": "work out by hand what the named line does on that rank, in this case"}
-    if found.waits:
-        told["hint"] = f"ask of each line who sends what its rank waits for, or receives what it sends; {hint}"
-        told["see"] = see if isinstance(see, int) else see(found.case)
-        if " in the group of ranks " in found.case:  # which come behind those of the world
-            told["hint"] += "; in the world of five ranks your function came to its end: what is different here?"
-    elif ", line " not in found.report:
-        told["hint"], told["see"] = broken
-    got = f"{found.report}\n(case: {found.case})"
-    trial.needs(RETURNS, False, expected=RETURNS, got=got, **told)
-    return None  # reached only where the item is left out
-
-
-def _report(message: str) -> str:
-    """The launcher's report; lines on the answer first, without those on this file."""
-    message = re.sub(r"(group )?<\S+ProcessGroup object at 0x\w+>", "the group", message)
-    head, *lines = message.splitlines()
-    lines = [
-        re.sub(r" waits .*_on_ranks,.*", " waits for the others, outside of your function", line)
-        for line in lines
-        if " waits " in line or not re.search(rf"_on_ranks,|{Path(__file__).name}|traffic\.py", line)
-    ]
-    outside = re.compile(r"\s*rank (\d+) waits for the others, outside of your function")
-    waiting = [match[1] for match in map(outside.fullmatch, lines) if match]
-    lines = [line for line in lines if not outside.fullmatch(line)]
-    if waiting:
-        who = f"ranks {', '.join(waiting)} wait" if len(waiting) > 1 else f"rank {waiting[0]} waits"
-        lines.append(f"  {who} for the others, outside of your function")
-    return "\n".join([head, *lines])
+# ---------------------------------------------------------------- numbers and texts
 
 
 def _numbers(
@@ -244,7 +138,7 @@ def _shifts() -> list[_Shift]:
     return [*cases, _Shift(None, 1, late=True), _Shift(None, 1, late=True, overwrite=True)]
 
 
-def _shift_on_ranks(notes: _Notes, answer: Callable, cases: list[_Shift]) -> list[dict[str, Any]]:
+def _shift_on_ranks(notes: Notes, answer: Callable, cases: list[_Shift]) -> list[dict[str, Any]]:
     rank, found, alive = dist.get_rank(), [], []
     groups = {members: dist.new_group(list(members)) for members in _RINGS if members}
     for place, case in enumerate(cases):
@@ -273,7 +167,7 @@ def _shift_on_ranks(notes: _Notes, answer: Callable, cases: list[_Shift]) -> lis
 def ring_shift(trial: Trial, answer: Any) -> None:
     """`answer(tensor, by, group)` returns the tensor from `by` places to the left."""
     cases = _shifts()
-    found = _ranks(
+    found = ranks(
         trial,
         _shift_on_ranks,
         5,
@@ -366,7 +260,7 @@ def _broadcasts() -> list[_Broadcast]:
     return [*cases, *(_Broadcast(5, src, late_root=True) for src in (0, 2)), _Broadcast(5, 3, late=True)]
 
 
-def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> list[dict[str, Any]]:
+def _tree_on_ranks(notes: Notes, answer: Callable, cases: list[_Broadcast]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     groups = {n: dist.new_group(list(_Broadcast(n).members)) for n in _ROOTS}
     for place, case in enumerate(cases):
@@ -392,7 +286,7 @@ def _tree_on_ranks(notes: _Notes, answer: Callable, cases: list[_Broadcast]) -> 
 _ACTED = (37, 5)  # ranks and root of a group that is only acted
 
 
-def _acted(notes: _Notes, answer: Callable) -> list[list[Call]]:
+def _acted(notes: Notes, answer: Callable) -> list[list[Call]]:
     """What each rank of a large group would send and receive: one process takes their places, one after another."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -418,7 +312,7 @@ def _tree_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
 def tree_broadcast(trial: Trial, answer: Any) -> None:
     """`answer(tensor, src, group)` broadcasts in place in ceil(log2 N) rounds and returns the messages sent."""
     cases = _broadcasts()
-    found = _ranks(
+    found = ranks(
         trial,
         _tree_on_ranks,
         _WORLD,
@@ -546,7 +440,7 @@ class _Lingering:
 class _BothWays:
     """Leaves a sign when rank 0, to which nothing has come from its left yet, has started a message each way."""
 
-    def __init__(self, notes: _Notes, case: _Ring) -> None:
+    def __init__(self, notes: Notes, case: _Ring) -> None:
         self.notes, self.name, self.to = notes, f"both {case.overwrite}", set()
 
     def __call__(self, call: Call) -> None:
@@ -556,7 +450,7 @@ class _BothWays:
             self.notes.leave(self.name)
 
 
-def _two_ways_on_ranks(notes: _Notes, answer: Callable) -> list[dict[str, Any]]:
+def _two_ways_on_ranks(notes: Notes, answer: Callable) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     groups = {members: dist.new_group(list(members)) for members in _RINGS if members}
     for place, case in enumerate(_TWO_WAYS):
@@ -583,7 +477,7 @@ def two_way_ring(trial: Trial, answer: Any) -> None:
     hint = "does each rank start all messages of a step before it waits for one?"
     broken = "does each rank send, in each step and each way, the chunk that its neighbour makes room for? "
     broken += "Compare the chunk numbers of two neighbours on paper"
-    found = _ranks(trial, _two_ways_on_ranks, 5, answer, hint=hint, see=3, broken=(broken, 2))
+    found = ranks(trial, _two_ways_on_ranks, 5, answer, hint=hint, see=3, broken=(broken, 2))
     entries = [(case, rank, found[rank][i]) for i, case in enumerate(_TWO_WAYS) for rank in case.ring]
     with trial.group("the sum on every rank, in place", hint="follow one chunk of each half around the ring", see=2):
         for case, rank, entry in entries:
@@ -712,7 +606,7 @@ class _Steps:
         return loss
 
 
-def _train_on_ranks(notes: _Notes, answer: Callable) -> dict[int, list[tuple[Any, int, list[Call]]]]:
+def _train_on_ranks(notes: Notes, answer: Callable) -> dict[int, list[tuple[Any, int, list[Call]]]]:
     """Size of the group → what the answer returned, steps taken and calls of each case."""
     rank, found = dist.get_rank(), {}
     groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
@@ -734,7 +628,7 @@ def _train_on_ranks(notes: _Notes, answer: Callable) -> dict[int, list[tuple[Any
 def train_until(trial: Trial, answer: Any) -> None:
     """`answer(steps, patience, group)` trains until the mean loss no longer falls; all ranks stop together."""
     hint = "in this case, how often does each rank come to the call that it waits in?"
-    found = _ranks(trial, _train_on_ranks, 5, answer, hint=hint, see=1)
+    found = ranks(trial, _train_on_ranks, 5, answer, hint=hint, see=1)
     entries = [
         (f"place {place} of {size}, {case}", case, place, *found[5 - size + place][size][i])
         for size in _SIZES
@@ -824,7 +718,7 @@ def _averages(size: int) -> list[_Grads]:
     return cases[:: 1 if size == 3 else 4]
 
 
-def _average_on_ranks(notes: _Notes, answer: Callable) -> dict[int, list[dict[str, Any]]]:
+def _average_on_ranks(notes: Notes, answer: Callable) -> dict[int, list[dict[str, Any]]]:
     rank, found = dist.get_rank(), {}
     groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
     for size in _SIZES:
@@ -864,7 +758,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def average_gradients(trial: Trial, answer: Any) -> None:
     """`answer(parameters, bucket_bytes, group)` averages gradients in buckets and returns how many there were."""
     hint = "do all ranks make the same buckets, whatever the layout of their gradients?"
-    found = _ranks(trial, _average_on_ranks, 5, answer, hint=hint, see=1)
+    found = ranks(trial, _average_on_ranks, 5, answer, hint=hint, see=1)
     entries = []
     for size in _SIZES:
         for i, case in enumerate(_averages(size)):

@@ -30,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from shared.checks.feedback import Trial, exercise
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
 
 _LESSON: dict[str, Any] = {}  # what the lesson defines, for stand-ins
 

@@ -1,0 +1,181 @@
+"""Judging an answer, one demand after the other."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from shared.checks.comparing import difference
+from shared.checks.report import Item
+from shared.checks.traces import describe, is_stub, looks_like_our_fault
+
+UNFINISHED = "a part of the answer still raises NotImplementedError"
+
+
+class StopChecking(Exception):
+    """Ends a check: nothing that follows can be judged."""
+
+
+class _LeaveGroup(Exception):
+    """Ends a group of cases, one of which has failed."""
+
+
+class Trial:
+    """Collects what a check finds. A demand that fails doesn't keep the others from being judged.
+
+    A demand is named by a text and is judged by one call or by many; it fails with its first case that does. Where the
+    following lines need a demand to hold, `needs` and `call` end the check.
+
+    Args:
+        without: a demand to leave out, so that a test can ask which answers only this one catches.
+
+    Attributes:
+        suspect: the group in which the check's own code raised, or "".
+    """
+
+    def __init__(self, without: str | None = None) -> None:
+        self._items: dict[str, Item] = {}
+        self._without = without
+        self._group: tuple[str, str, int | None] | None = None
+        self.suspect = ""
+
+    @property
+    def items(self) -> list[Item]:
+        """What was judged so far, in order."""
+        return list(self._items.values())
+
+    @property
+    def attempted(self) -> bool:
+        """Whether something was judged that an untouched stub does not reach."""
+        return any(not item.guard for item in self._items.values())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a demand has failed so far."""
+        return any(not item.passed for item in self._items.values())
+
+    def that(
+        self, item: str, condition: bool, *, expected: object, got: object, hint: str = "", see: int | None = None
+    ) -> None:
+        """Demand that `condition` holds; `expected` and `got` are shown if it does not.
+
+        trial.that("all are positive", bool((y > 0).all()), expected="numbers above 0", got=y.min().item())
+        """
+        self._hold(item, condition, expected, got, hint, see)
+
+    def needs(
+        self, item: str, condition: bool, *, expected: object, got: object, hint: str = "", see: int | None = None
+    ) -> None:
+        """Like `that`, for what the following lines rely on: a failure ends the check, and a pass earns no points."""
+        self._hold(item, condition, expected, got, hint, see, guard=True)
+
+    def equal(self, item: str, got: Any, want: Any, *, hint: str = "", see: int | None = None) -> None:
+        """Demand that the two are the same, as `shared.checks.comparing.difference` says with `exact`."""
+        expected, found = difference(got, want, exact=True) or ("", "")
+        self._hold(item, not expected, expected, found, hint, see)
+
+    def close(
+        self,
+        item: str,
+        got: Any,
+        want: torch.Tensor | float,
+        *,
+        hint: str = "",
+        see: int | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> None:
+        """Like `equal`, but values may differ by atol + rtol·|want|; the defaults follow the dtype."""
+        expected, found = difference(got, want, exact=False, rtol=rtol, atol=atol) or ("", "")
+        self._hold(item, not expected, expected, found, hint, see)
+
+    def call(self, item: str, function: Callable[[], Any], *, hint: str = "", see: int | None = None) -> Any:
+        """Return function(); an exception of the answer's own fails the item and ends the check."""
+        try:
+            value = function()
+        except (StopChecking, _LeaveGroup):
+            raise
+        except Exception as error:
+            if is_stub(error) or looks_like_our_fault(error):
+                raise
+            self._hold(item, False, "no exception", describe(error), hint, see, guard=True)
+            return None  # reached only when this item is left out
+        self._hold(item, True, "", "", hint, see, guard=True)
+        return value
+
+    @contextmanager
+    def group(self, item: str, *, hint: str = "", see: int | None = None) -> Iterator[None]:
+        """Judge many cases of one demand. The first case that fails ends the group and is named in the report; an
+        exception of the answer's own fails it, too; `hint` and `see` serve the cases that have none.
+
+        with trial.group("equals the brute force", see=2):
+            for n in range(5):
+                trial.equal(f"{n} elements", answer(n), brute_force(n))
+        """
+        if self._group is not None:
+            raise RuntimeError(f"group {item!r} inside of group {self._group[0]!r}; end one before the next")
+        self._group = (item, hint, see)
+        try:
+            yield
+        except _LeaveGroup:
+            return
+        except StopChecking:
+            raise
+        except Exception as error:
+            self._raised_in_group(error)
+            return
+        finally:
+            self._group = None
+        self._record(Item(item, passed=True))
+
+    def _raised_in_group(self, error: Exception) -> None:
+        item, hint, see = self._group or ("", "", None)
+        if is_stub(error):
+            if not self.attempted:
+                raise error
+            self._record(Item(item, False, expected="a finished answer", got=UNFINISHED, hint=hint, see=see))
+        elif not looks_like_our_fault(error):
+            self._record(
+                Item(item, False, expected="no exception", got=f"{describe(error)}\n(it raised)", hint=hint, see=see)
+            )
+        elif not self.has_failed:
+            self.suspect = item
+            raise error
+        # else: these cases build on something that has failed already, so they cannot be judged
+
+    def _hold(
+        self,
+        item: str,
+        passed: bool,
+        expected: object,
+        got: object,
+        hint: str,
+        see: int | None,
+        guard: bool = False,
+    ) -> None:
+        case = ""
+        if self._group is not None:
+            case = f"\n({item})"
+            guard = False
+            item = self._group[0]
+            if not hint and not see:
+                hint, see = self._group[1:]
+        if item == self._without:
+            return
+        if passed:
+            if not case:
+                self._record(Item(item, passed=True, guard=guard))
+            return
+        self._record(Item(item, False, guard, str(expected), f"{got}{case}", hint, see))
+        if case:
+            raise _LeaveGroup
+        if guard:
+            raise StopChecking
+
+    def _record(self, item: Item) -> None:
+        if item.name == self._without:
+            return
+        earlier = self._items.get(item.name)
+        if earlier is None or (earlier.passed and (earlier.guard or not item.passed)):
+            self._items[item.name] = item

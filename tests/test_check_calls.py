@@ -1,0 +1,315 @@
+"""What a notebook's call of a check does: report, points, stand-in, the way on, interrupts, endless answers."""
+
+import contextlib
+import random
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from shared.checks import notebook, topic_15_03, words
+from shared.checks.exercise import CheckInterrupted, exercise, exercises_of
+from shared.checks.report import CheckFailed
+
+NAN = float("nan")
+
+
+def _double(x):
+    return 2 * x
+
+
+@exercise("15-99.1", "Doubling", points=30, demands=2, stand_in=lambda: _double, stand_in_name="2 * x")
+def doubling(trial, answer):
+    trial.close("doubles", answer(torch.ones(2, 3)), torch.full((2, 3), 2.0), hint="multiply", see=2)
+    trial.equal("twice", answer(torch.tensor(2)), torch.tensor(4), hint="twice")
+
+
+@exercise("15-99.2", "Tripling", points=70, demands=1)
+def tripling(trial, answer):
+    trial.equal("triples", answer(2), 6, hint="three times")
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    notebook.REMEMBERED.clear()
+    doubling._skipped = False
+    doubling._handed_out.clear()
+
+
+def stub(*args, **options):
+    raise NotImplementedError
+
+
+def spoilt(x):
+    y = 2.0 * x
+    y[1, 2] += 1
+    return y
+
+
+def test_a_pass_prints_each_item_and_the_progress_and_returns_the_answer(capsys):
+    def answer(x):
+        return x + x
+
+    assert doubling(answer) is answer
+    assert capsys.readouterr().out.splitlines() == [
+        "Exercise 15-99.1 · Doubling: passed",
+        "  ok     doubles",
+        "  ok     twice",
+        "1 of 2 exercises, 30 of 100 points",
+    ]
+    assert doubling.used == "your answer"
+    tripling(lambda x: 3 * x)
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 exercises, 100 of 100 points"
+    with pytest.raises(CheckFailed):
+        doubling(lambda x: 2.0 * x)  # it passed before, and does no longer
+    tripling(lambda x: 3 * x)
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 2 exercises, 85 of 100 points"
+
+
+def test_a_result_carries_number_title_points_and_items():
+    assert [known.number for known in exercises_of("15-99")] == ["15-99.1", "15-99.2"]
+    right = doubling.run(lambda x: 2 * x)
+    assert (right.exercise, right.title, right.points, right.earned) == ("15-99.1", "Doubling", 30, 30)
+    assert [item.name for item in right.items] == ["doubles", "twice"]
+    assert right.failure is None
+    wrong = doubling.run(lambda x: 2 * x.float())
+    assert (wrong.status, wrong.earned) == ("failed", 15)
+    assert [(item.name, item.passed) for item in wrong.items] == [("doubles", True), ("twice", False)]
+    assert wrong.failure.name == "twice"
+    assert wrong.record() == {"exercise": "15-99.1", "status": "failed", "points": 15, "of": 30}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda x: x, r"expected: 2 at index \(0, 0\)\s+got:\s+1 at index \(0, 0\), the largest of 6 differences"),
+        (spoilt, r"got:\s+3 at index \(1, 2\)"),
+        (lambda x: 2 * x[:1], r"expected: shape \(2, 3\)\s+got:\s+shape \(1, 3\)"),
+        (lambda x: 2 * x.double(), "dtype torch.float64"),
+        (lambda x: torch.empty_like(x, device="meta"), "device meta"),
+        (lambda x: None, "got:.*NoneType"),
+        (lambda x: x * NAN, r"got:\s+nan"),
+        (lambda x: 2 * x.float(), "dtype torch.int64"),
+        (lambda x: undefined(x), "NameError: name 'undefined' is not defined.*undefined"),  # noqa: F821
+        (lambda x: exit(), "SystemExit"),
+    ],
+)
+def test_a_failure_says_what_and_where(answer, message):
+    with pytest.raises(CheckFailed, match=message) as failure:
+        doubling(answer)
+    assert "hint:" in str(failure.value)
+
+
+def test_a_failure_names_the_folded_hint_to_open():
+    assert doubling.run(lambda x: x).failure.see == 2
+    assert "hint:     multiply; open Hint 2 of the task" in str(doubling.run(lambda x: x))
+    assert "open Hint" not in str(doubling.run(lambda x: 2 * x.float()))
+
+
+def test_jupyter_shows_points_and_the_way_on_below_the_report_and_no_traceback(capsys):
+    with pytest.raises(CheckFailed) as failure:
+        doubling(lambda x: x)
+    assert "Exercise 15-99.1 · Doubling: failed, 0 of 30 points" in capsys.readouterr().out
+    assert failure.value._render_traceback_() == [
+        "0 of 30 points",
+        "To go on without solving it, put this line first into this cell: check.doubling.skip()",
+    ]
+
+
+def test_a_skipped_exercise_is_still_judged_but_hands_out_its_stand_in_and_raises_nothing(capsys):
+    doubling.skip()
+    assert doubling(lambda x: 2.0 * x) is _double
+    said = capsys.readouterr().out
+    assert "failed, 15 of 30 points" in said
+    assert said.splitlines()[-1] == "  the cells below use a stand-in: 2 * x"
+    assert doubling.used == "stand-in: 2 * x"
+    right = lambda x: 2 * x  # noqa: E731
+    assert doubling(right) is right
+
+
+def test_only_a_bare_notimplementederror_is_a_stub(capsys):
+    def torchs_own(x):
+        raise NotImplementedError("Could not run 'aten::foo'")
+
+    def half(x):
+        if x.dim() == 2:
+            return 2 * x
+        raise NotImplementedError
+
+    assert doubling(stub) is _double
+    assert doubling.used == "stand-in: 2 * x"
+    assert capsys.readouterr().out.splitlines() == [
+        "Exercise 15-99.1 · Doubling: not attempted yet",
+        "  the cells below use a stand-in: 2 * x",
+    ]
+    assert tripling(stub) is None
+    assert capsys.readouterr().out.splitlines() == ["Exercise 15-99.2 · Tripling: not attempted yet"]
+    assert doubling.run(stub).earned == 0
+    with pytest.raises(CheckFailed, match="Could not run"):
+        doubling(torchs_own)
+    with pytest.raises(CheckFailed, match="still raises NotImplementedError"):
+        doubling(half)
+
+
+def test_a_stand_in_that_comes_back_is_not_attempted(capsys):
+    """As in a notebook whose check cell, `double = check.doubling(double)`, is run twice."""
+    double = doubling(stub)
+    double = doubling(double)
+    assert double is _double
+    assert capsys.readouterr().out.count("not attempted yet") == 2
+    assert notebook.REMEMBERED["15-99.1"] == 0
+
+
+@pytest.mark.parametrize("check", [topic_15_03.summarize, topic_15_03.convert])
+def test_a_stand_in_of_the_course_comes_back_unjudged(check, capsys):
+    stand_in = check(stub)
+    check(stand_in)
+    assert capsys.readouterr().out.count("not attempted yet") == 2
+
+
+def test_a_stand_in_has_a_name():
+    for arguments in ({"stand_in": lambda: 1}, {"stand_in_name": "one"}):
+        with pytest.raises(ValueError, match="together"):
+            exercise("15-97.1", "x", points=1, demands=1, **arguments)
+
+
+def test_what_a_stub_fulfils_already_is_no_sign_of_an_attempt():
+    def body(trial, answer):
+        trial.needs("is a class", True, expected="a class", got="a class")
+        answer(1)
+
+    assert exercise("15-97.2", "x", points=1, demands=1)(body).run(stub).status == "not attempted"
+
+
+# ---------------------------------------------------------------- whose mistake
+
+
+def in_checks(source, **names):
+    """Code that counts as the checks' own, since its file lies there."""
+    exec(compile(source, words.__file__, "exec"), names)
+    return names
+
+
+def test_an_exception_of_the_checks_own_code_is_not_the_students():
+    body = in_checks("def body(trial, answer):\n    with trial.group('two'):\n        undefined_name")["body"]
+    made = exercise("15-97.4", "x", points=10, demands=1, stand_in=lambda: _double, stand_in_name="2 * x")(body)
+    result = made.run(lambda x: 2 * x)
+    assert (result.status, result.earned) == ("check broken", 0)
+    assert "the check itself failed" in str(result)
+    assert "report" in str(result)
+    assert "WRONG" not in str(result)
+    with pytest.raises(CheckFailed, match="the check itself failed"):
+        made(lambda x: 2 * x)
+
+
+def test_an_exception_on_what_the_answer_returns_is_the_students():
+    body = in_checks("def body(trial, answer):\n    with trial.group('two'):\n        answer(1).bit_length()")["body"]
+    made = exercise("15-97.5", "x", points=10, demands=1, stand_in=lambda: _double, stand_in_name="2 * x")(body)
+    result = made.run(lambda x: None)
+    assert result.status == "failed"
+    assert result.failure.name == "two"
+    assert "'NoneType' object has no attribute 'bit_length'" in result.failure.got
+
+
+def test_what_breaks_after_a_failure_could_not_be_judged():
+    source = (
+        "def body(trial, answer):\n    trial.equal('one', answer, 1)\n    with trial.group('two'):\n        answer.x\n"
+    )
+    body = in_checks(source + "    trial.equal('three', 3, 3)")["body"]
+    result = exercise("15-97.6", "x", points=9, demands=3)(body).run(0)
+    assert [(item.name, item.passed) for item in result.items] == [("one", False), ("three", True)]
+    assert (result.earned, result.unjudged) == (3.0, 1)
+
+
+# ---------------------------------------------------------------- interrupts and endless answers
+
+
+def test_an_interrupt_is_told_in_a_line_with_the_students(capsys):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(CheckInterrupted) as raised:
+        doubling(interrupted)
+    (line,) = raised.value._render_traceback_()
+    assert re.fullmatch(r"Exercise 15-99\.1: interrupted in interrupted, line \d+: raise KeyboardInterrupt", line)
+
+
+def test_an_endless_answer_ends_with_the_line_where_it_was():
+    def endless(x):
+        while True:
+            with contextlib.suppress(Exception):
+                x = x + 1
+
+    result = doubling.run(endless, seconds=0.3)
+    assert (result.status, result.earned) == ("failed", 0)
+    assert re.search(r"no end after 0\.3 s \(in endless, line \d+: ", str(result))
+
+
+def test_an_answer_that_catches_everything_is_told_to_end_again_and_again():
+    caught = []
+
+    def stubborn(x):
+        while len(caught) < 2:
+            try:
+                time.sleep(0.01)
+            except BaseException:
+                caught.append(time.monotonic())
+        raise ValueError("let go")
+
+    assert doubling.run(stubborn, seconds=0.2).status == "failed"
+    assert len(caught) == 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal")
+def test_a_wait_without_end_ends_too_and_the_timer_is_gone_afterwards():
+    result = doubling.run(lambda x: threading.Event().wait(), seconds=0.3)
+    assert "the answer comes to an end" in str(result)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert doubling.run(lambda x: 2 * x).status == "passed"
+
+
+def test_off_the_main_thread_a_check_has_no_limit_but_works():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(doubling.run(lambda x: 2 * x).status))
+    thread.start()
+    thread.join(30)
+    assert found == ["passed"]
+
+
+# ---------------------------------------------------------------- state
+
+
+def test_random_state_and_grad_mode_are_the_callers_again():
+    def draws():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    def seed():
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+
+    seed()
+    want = draws()
+    seed()
+    inside = []
+
+    def answer(x):
+        inside.append((*draws(), torch.is_grad_enabled()))
+        return 2 * x
+
+    with torch.no_grad():
+        assert doubling.run(answer).status == "passed"
+        assert not torch.is_grad_enabled()
+    first = list(inside)
+    assert draws() == want
+    inside.clear()
+    doubling.run(answer)
+    assert inside == first, "a check is the same in every run"
+    assert all(enabled for *_, enabled in inside)
+    inside.clear()
+    doubling.run(answer, seed=7)
+    assert inside != first, "another seed, other cases"

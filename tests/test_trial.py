@@ -1,0 +1,186 @@
+"""How a check judges: which demands are listed, what a failure stops, what it says of exceptions."""
+
+import json
+
+import pytest
+import torch
+
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
+from shared.text import WIDTH
+
+
+def judged(body, demands=1, stand_in=None):
+    """A check that was made of one function of the trial, run."""
+    given = {"stand_in": stand_in, "stand_in_name": "its own"} if stand_in else {}
+    made = exercise("15-98.1", "Held", points=12, demands=demands, **given)
+    return made(lambda trial, answer: body(trial)).run(None)
+
+
+def outcomes(result):
+    return [(item.name, item.passed) for item in result.items]
+
+
+def test_a_demand_that_fails_keeps_no_other_from_being_judged():
+    def body(trial):
+        trial.equal("one", 1, 2)
+        trial.equal("two", 2, 2)
+        trial.that("three", False, expected="a", got="b")
+        trial.close("four", 1.0, 1.0)
+
+    result = judged(body, demands=4)
+    assert outcomes(result) == [("one", False), ("two", True), ("three", False), ("four", True)]
+    assert (result.status, result.earned, result.unjudged) == ("failed", 6.0, 0)
+    assert result.failure.name == "one"
+    assert str(result).splitlines()[0] == "Exercise 15-98.1 · Held: failed, 6 of 12 points"
+    assert str(result).count("WRONG") == 2
+
+
+def test_what_needs_a_failed_demand_is_not_judged_and_the_report_says_how_much_that_is():
+    def body(trial):
+        trial.equal("one", 1, 1)
+        trial.needs("a list", False, expected="a list", got="None")
+        trial.equal("two", 2, 2)
+        trial.equal("three", 3, 3)
+
+    result = judged(body, demands=3)
+    assert outcomes(result) == [("one", True), ("a list", False)]
+    assert (result.earned, result.unjudged) == (4.0, 2)
+    assert "2 more demands build on what is wrong above" in str(result)
+
+
+def test_points_are_a_share_to_one_decimal():
+    def body(trial):
+        for name in "abcdefg":
+            trial.that(name, name != "c", expected="", got="")
+
+    assert judged(body, demands=7).earned == round(12 * 6 / 7, 1)
+    assert judged(lambda trial: trial.equal("a", 1, 1)).earned == 12
+
+
+def test_a_demand_in_many_places_counts_once_and_fails_with_its_first_case():
+    def body(trial):
+        for n in range(4):
+            with trial.group("small"):
+                trial.that(f"n = {n}", n < 2, expected="below 2", got=n)
+            with trial.group("a number"):
+                trial.equal("type", type(n).__name__, "int")
+
+    result = judged(body, demands=2)
+    assert outcomes(result) == [("small", False), ("a number", True)]
+    assert result.failure.got == "2\n(n = 2)"
+    assert result.earned == 6
+
+
+def test_a_group_is_one_item_named_after_the_case_that_fails():
+    def body(trial, worst):
+        with trial.group("all small", see=1):
+            for n in range(4):
+                trial.that(f"n = {n}", n < worst, expected="small", got=n)
+        trial.equal("after", 1, 1)
+
+    assert outcomes(judged(lambda trial: body(trial, 9), 2)) == [("all small", True), ("after", True)]
+    failed = judged(lambda trial: body(trial, 2), 2)
+    assert failed.failure.name == "all small"
+    assert failed.failure.see == 1
+    assert [line.strip() for line in str(failed).splitlines()[3:5]] == ["got:      2", "(n = 2)"]
+
+
+def test_groups_are_not_nested():
+    trial = Trial()
+    with trial.group("outer"):
+        inner = trial.group("inner")
+        with pytest.raises(RuntimeError, match="'inner' inside of group 'outer'"):
+            inner.__enter__()
+
+
+def test_an_exception_of_the_answers_own_fails_the_group_and_the_next_is_judged():
+    def answer():
+        return 1 / 0
+
+    def body(trial):
+        with trial.group("all run", hint="look"):
+            answer()
+        trial.equal("after", 1, 1)
+
+    result = judged(body, demands=2)
+    assert outcomes(result) == [("all run", False), ("after", True)]
+    assert result.failure.hint == "look"
+    assert "ZeroDivisionError" in result.failure.got
+    assert "in answer, line " in result.failure.got
+
+
+def test_call_reports_the_answers_own_exception_and_ends_the_check():
+    def body(trial):
+        trial.call("runs", lambda: 1 / 0, hint="look here")
+        trial.equal("after", 1, 1)
+
+    result = judged(body)
+    assert outcomes(result) == [("runs", False)]
+    assert "ZeroDivisionError" in result.failure.got
+    assert result.failure.hint == "look here"
+    assert judged(lambda trial: trial.equal("value", trial.call("runs", lambda: 3), 3)).status == "passed"
+
+
+def test_an_exception_is_shown_with_the_students_line_and_what_stands_behind_a_colon():
+    model = torch.nn.Linear(2, 2)
+
+    def load():
+        model.load_state_dict({"weight": torch.zeros(2, 2)})
+
+    def decode():
+        json.loads("{")
+
+    for function, said, line in (
+        (load, "Missing key(s) in state_dict", "model.load_state_dict({"),
+        (decode, "JSONDecodeError: Expecting property name", 'json.loads("{")'),
+    ):
+        failed = judged(lambda trial, function=function: trial.call("it runs", function)).failure
+        assert said in failed.got
+        assert f"in {function.__name__}, line " in failed.got
+        assert line in failed.got
+
+
+def test_an_item_can_be_left_out():
+    def body(trial, answer):
+        trial.equal("one", answer, 1)
+        with trial.group("two"):
+            trial.equal("case", answer, 2)
+        trial.call("three", lambda: 1 / (answer - 3))
+
+    check = exercise("15-96.1", "x", points=1, demands=2)(body)
+    assert [item.name for item in check.run(2).failures] == ["one"]
+    assert check.run(2, without="one").status == "passed"
+    assert [item.name for item in check.run(1).failures] == ["two"]
+    assert check.run(1, without="two").status == "passed"
+    assert [item.name for item in check.run(3, without="one").failures] == ["two", "three"]
+
+
+def test_a_part_that_is_still_a_stub_fails_its_group_once_another_was_judged():
+    def stub():
+        raise NotImplementedError
+
+    def body(trial):
+        trial.equal("one", 1, 1)
+        with trial.group("two"):
+            stub()
+        trial.equal("three", 3, 3)
+
+    result = judged(body, demands=3)
+    assert outcomes(result) == [("one", True), ("two", False), ("three", True)]
+    assert "still raises NotImplementedError" in str(result)
+
+
+def test_a_report_of_several_lines_keeps_them():
+    def lines(trial):
+        trial.that("holds", False, expected="one", got="rank 0 waits\nrank 1 waits", hint="look")
+
+    shown = str(judged(lines)).splitlines()
+    first = next(i for i, line in enumerate(shown) if "rank 0 waits" in line)
+    assert shown[first + 1].strip() == "rank 1 waits"
+    assert shown[first + 1].index("rank") == shown[first].index("rank")
+
+
+def test_lines_fit():
+    result = judged(lambda trial: trial.that("long " * 40, False, expected="e " * 90, got="g " * 90, hint="h " * 90))
+    assert max(map(len, str(result).splitlines())) <= WIDTH
