@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint mutate new exercise clean
+.PHONY: help setup run test lab workbook data lint mutate new clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -36,9 +36,6 @@ mutate:
 
 new:
 	@$(PYTHON) -m course new $(ARGS)
-
-exercise:
-	@$(PYTHON) -m course exercise $(ARGS)
 
 clean:
 	@$(PYTHON) -m course clean $(ARGS)

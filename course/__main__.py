@@ -21,7 +21,6 @@ COMMANDS = {
     "lint": ("hold the notebooks against the syllabus and their templates", True),
     "mutate": ("change the answers in small ways and see which changes the checks accept", True),
     "new": ("make a new notebook from a template", True),
-    "exercise": ("add an exercise to a notebook: its cells, and the stubs of its check and their tests", True),
     "clean": ("remove executed/ and caches; --all also the environment", False),
     "help": ("show this list, or with a command's name its options", False),
 }

@@ -1,6 +1,6 @@
 """The form of an exercise: heading, ids, nbgrader metadata, solution markers, and what a student gets instead.
 
-The only place where these are written: lint, `exercise`, the start page and the student edition use it.
+The only place where these are written: lint, the start page and the student edition use it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ BEGIN = "### BEGIN SOLUTION"
 END = "### END SOLUTION"
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError")
 
-# topic, place, title, points, minutes
+# of a task, without its ###: topic, place, title, points, minutes
 HEADING = re.compile(r"Exercise (\S+)\.(\d+) — (\S.*) \((\d+) points?, (\d+) minutes?\)")
 
 
 class MarkerError(ValueError):
     """An answer cell has no student's form; the message says what is wrong with its solution markers, and where."""
-
-
-def heading(topic: str, place: int, title: str, points: int, minutes: int) -> str:
-    """The heading of a task, without its ###: the text that HEADING matches."""
-    return f"Exercise {topic}.{place} — {title} ({points} points, {minutes} minutes)"
 
 
 def answer_metadata(grade_id: str) -> dict:

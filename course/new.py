@@ -86,8 +86,7 @@ def main(args: argparse.Namespace) -> int:
     open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
-    print("CONTRIBUTING.md says what a notebook should be. An exercise for this one:")
-    print(f'  python -m course exercise {topic.number} SLUG "Title"')
+    print("CONTRIBUTING.md says what a notebook should be, and how an exercise is added.")
     print(
         'While its row says status = "draft", what is unfinished is no finding and no failure; remove that in the end.'
     )

@@ -1,4 +1,4 @@
-"""What every topic's checks are held to; a topic's test file fills in the answers and the promises.
+"""What every topic's checks are held to; a topic's test file fills in right and wrong answers.
 
     class TestChecks(CheckProtocol):
         TOPIC = "15-01"
@@ -35,10 +35,6 @@ class CheckProtocol:
         ANSWERS, STUBS: what the full and the student edition define under these names.
         RIGHT: name → right answers that are written otherwise, two or more.
         WRONG: name → {what is wrong with it: (the answer, regular expression for what is said of the item that fails)}.
-        PROMISES: name → [(words of the task, the item that holds them, the wrong answer that breaks them), ...]. Words
-            are quoted as the task's cell or the stub's docstrings have them. `item` and `wrong` are keys of the check
-            and of WRONG.
-        CONTEXT: name → sentences (or pieces that only they contain) of the task that ask for nothing.
     """
 
     TOPIC: ClassVar[str]
@@ -47,8 +43,6 @@ class CheckProtocol:
     STUBS: ClassVar[Mapping[str, Any]]
     RIGHT: ClassVar[Mapping[str, Sequence[Any]]]
     WRONG: ClassVar[Mapping[str, Mapping[str, tuple[Any, str]]]]
-    PROMISES: ClassVar[Mapping[str, Sequence[tuple[str, str, str]]]]
-    CONTEXT: ClassVar[Mapping[str, Sequence[str]]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "wrong" in metafunc.fixturenames:
@@ -89,8 +83,8 @@ class CheckProtocol:
         assert re.search(message, shown), f"{message!r} is not in:\n{shown}"
         assert "hint:" in shown
 
-    def test_each_item_is_needed_and_promised(self, name):
-        """Leave each item out: one of the wrong answers must get through. And the task must ask for it."""
+    def test_each_item_is_needed(self, name):
+        """Leave each item out: one of the wrong answers must get through."""
         check, wrong = self.CHECKS[name], self.WRONG[name]
         held = {item.name for item in self.outcome(name).items}
         failures = {label: self.rejection(name, label) for label in wrong}
@@ -102,22 +96,6 @@ class CheckProtocol:
                 needed |= {failure.name} if _gets_through(left_out, guard=failure.guard) else set()
         unneeded = held - needed
         assert not unneeded, f"no wrong answer needs {sorted(unneeded)}; caught by: {caught_by}"
-        promised = {item for _, item, _ in self.PROMISES[name]}
-        assert not held - promised, f"the task doesn't ask for {sorted(held - promised)}"
-        task = _task(self.TOPIC, name)
-        for words, item, label in self.PROMISES[name]:
-            assert _plain(words) in _plain(task), f"the task doesn't say {words!r}"
-            assert item in held, f"{words!r}: the check has no item {item!r}"
-            assert caught_by.get(label) == item, f"{words!r}: {label!r} is caught by {caught_by.get(label)!r}"
-
-    def test_each_sentence_of_the_task_is_held_or_asks_for_nothing(self, name):
-        quotes = [_plain(words) for words, _, _ in self.PROMISES[name]]
-        context = [_plain(words) for words in self.CONTEXT.get(name, ())]
-        sentences = _sentences(_task(self.TOPIC, name))
-        open_ = [s for s in sentences if not any(q in s or s in q for q in quotes) and not any(c in s for c in context)]
-        assert not open_, "neither promised nor listed as context:\n" + "\n".join(open_)
-        unused = [c for c in context if not any(c in s for s in sentences)]
-        assert not unused, f"not in the task: {unused}"
 
     def test_no_hint_gives_the_solution_away(self, name):
         """What a check says of a wrong answer repeats no expression of the solution; folded hints may."""
@@ -196,28 +174,6 @@ def _slug(topic: str, name: str) -> str:
     ]
     assert len(found) == 1, f"{name} is defined in {found}"
     return found[0]
-
-
-def _task(topic: str, name: str) -> str:
-    """The task without its heading and folded hints, then the docstrings of the stub."""
-    slug = _slug(topic, name)
-    task = re.sub(
-        r"<details.*?</details>|^### [^\n]*$", "", _cells(topic)[f"{slug}-task"], flags=re.DOTALL | re.MULTILINE
-    )
-    tree = ast.parse(exercise_form.student_source(_cells(topic)[slug]))
-    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    docstrings = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-    return "\n\n".join([task, *filter(None, docstrings)])
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\s+", " ", text.replace("*", "")).strip()
-
-
-def _sentences(text: str) -> list[str]:
-    paragraphs = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s", text)
-    found = [piece for paragraph in paragraphs for piece in re.split(r"(?<=[.;:?])\s+", _plain(paragraph))]
-    return [piece for piece in found if re.search(r"\w", piece)]
 
 
 def _expressions(answer_cell: str) -> set[str]:

@@ -395,6 +395,17 @@ def test_a_history_with_streams_oom_and_empty_cache_plays_back(lesson, seed):
     assert played(lesson, history)[1] == 1
 
 
+def test_a_history_whose_driver_hands_out_an_address_again_plays_back(lesson):
+    first = lesson.Returning(LoggingDriver(GIB))
+    places = []
+    for _ in range(2):
+        places.append(first.malloc(20 * MIB))
+        first.free(places[-1])
+        first.empty_cache()
+    assert places[0] == places[1]
+    assert played(lesson, recorded(lesson, first)) == (2, 0, True)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_state_before_a_history_is_found_from_the_state_after_it(lesson, seed):
     """Undoing events backwards: the allocations of the recording come out where they were."""

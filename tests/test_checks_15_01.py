@@ -176,23 +176,6 @@ WRONG_RUNS = {
     "every path": (runs_every_path, "doublings"),
     "a walk from each node": (runs_slowly, "nodes in a chain"),
 }
-_RAN = "the nodes are those that torch.autograd.grad runs"
-_LONG = "long chains and many paths take less than a second"
-PROMISES_RUNS = [
-    ("returns the set of nodes that it runs", "returns a set", "a list"),
-    ("doesn't run the whole graph", _RAN, "the whole graph"),
-    ("found without running any", "no node is run", "by running"),
-    ("A node runs if its edges lead, directly or through other nodes, to the node of an input", _RAN, "first edges"),
-    ("`t.grad_fn`, or `AccumulateGrad` for a leaf", _RAN, "results only"),
-    ("An input's own node runs only if another input lies behind it", _RAN, "the inputs' own nodes too"),
-    ("only if another input lies behind it", _RAN, "never an input's own"),
-    ("Each input is a part of `loss`, perhaps `loss` itself", _RAN, "loss always"),
-    ("A chain of 3,000 nodes", _LONG, "recursion"),
-    ("a tensor added to itself 60 times over", _LONG, "every path"),
-    ("within a second", _LONG, "a walk from each node"),
-    ("The nodes that torch.autograd.grad(loss, inputs) runs.", _RAN, "all but leaves"),
-]
-CONTEXT_RUNS = ["That is `get_gradient_edge(t).node`:"]
 
 
 # ---------------------------------------------------------------- Swish
@@ -472,35 +455,6 @@ WRONG_SWISH = {
         "save_for_backward",
     ),
 }
-PROMISES_SWISH = [
-    ("f(x) = x\\,\\sigma(x)", "the value is x · sigmoid(x)", "a constant added"),
-    ("x · sigmoid(x), elementwise.", "the value is x · sigmoid(x)", "only the sigmoid"),
-    ("Write it as a Function", "is an autograd Function", "a function"),
-    (
-        "in the `setup_context` style, so that `torch.func.grad` and `vmap` accept it",
-        "torch.func can differentiate it and map it over a batch",
-        "the old style",
-    ),
-    ("elementwise for any shape", "the value is x · sigmoid(x)", "flattens"),
-    ("in bfloat16, float32 or float64", "the value is x · sigmoid(x)", "returns float32"),
-    ("to that dtype's relative precision", "the gradient is grad_output · f'(x)", "gradient in float32"),
-    ("to that dtype's relative precision", "the value is x · sigmoid(x)", "x beyond a threshold"),
-    ("to that dtype's relative precision", "the value is x · sigmoid(x)", "value by tanh"),
-    ("to that dtype's relative precision", "the gradient is grad_output · f'(x)", "slope zero far out"),
-    ("It keeps its input, with `save_for_backward`", "the input goes through save_for_backward", "an attribute"),
-    ("no other memory", "keeps its input and no other memory", "saves the sigmoid too"),
-    ("Saves x only; twice differentiable.", "keeps its input and no other memory", "sigmoid in a list on ctx"),
-    ("$\\sigma(x)$ is recomputed in backward", "gradgradcheck in float64", "sigmoid from forward"),
-    ("nothing outlives the node", "what it keeps goes away with its node", "x in a global"),
-    ("It must pass `gradcheck`", "gradcheck in float64", "a backward with noise"),
-    ("`gradgradcheck`", "gradgradcheck in float64", "once differentiable"),
-    ("twice differentiable", "gradgradcheck in float64", "gradient without a graph"),
-    ("neither the value", "the value is x · sigmoid(x)", "value overflows"),
-    ("nor the gradient overflows", "the gradient is grad_output · f'(x)", "gradient overflows"),
-    ("`x` and `grad_output` stay as they are.", "x stays as it is", "clamps its input"),
-    ("`x` and `grad_output` stay as they are.", "grad_output stays as it is", "reuses grad_output"),
-]
-CONTEXT_SWISH = ["If skipped, the check hands back a stand-in."]
 
 # ---------------------------------------------------------------- quantiser
 
@@ -670,34 +624,6 @@ WRONG_QUANTISE = {
         "one byte",
     ),
 }
-_LEVEL = "the value is the nearest level"
-_THROUGH = "the gradient is the incoming one where |x| <= 1, and 0 elsewhere"
-_BYTE = "keeps at most one byte for each element"
-PROMISES_QUANTISE = [
-    ("Write `Quantise`, a Function", "is an autograd Function", "a function"),
-    ("Write `Quantise`, a Function for 2 to 256", _LEVEL, "by the sign"),
-    ("clamps `x` to $[-1, 1]$", _LEVEL, "no clamp"),
-    ("rounds it to the nearest of `levels` evenly spaced values", _LEVEL, "rounds down"),
-    ("the first is −1", _LEVEL, "from 0 to 1"),
-    ("for 2 to 256", _LEVEL, "one level more"),
-    ("Backward passes the incoming gradient on, exactly", _THROUGH, "scaled by the steps"),
-    ("where $|x|\\le 1$", _THROUGH, "open interval"),
-    ("gives zero elsewhere", _THROUGH, "identity"),
-    ("gives zero elsewhere", _THROUGH, "multiplied by the mask"),
-    ("Shape, device and dtype (float32 or float64) are those of `x`", _LEVEL, "flattens"),
-    ("Shape, device and dtype", _LEVEL, "levels on the CPU"),
-    ("`x` and `grad_output` stay as they are", "x stays as it is", "clamps in place"),
-    ("`x` and `grad_output` stay as they are", "grad_output stays as it is", "in place"),
-    ("For backward it keeps at most one byte for each element of `x`", _BYTE, "keeps x"),
-    ("Round to the nearest of `levels` values from -1 to 1", _LEVEL, "middles of equal bins"),
-    ("straight-through where |x| <= 1", _THROUGH, "one side"),
-]
-CONTEXT_QUANTISE = [
-    "Sign has two levels.",
-    "`SignClipped` keeps four in float32, the reference one",
-    "the cell below measures yours",
-    "an eighth is possible.",
-]
 
 
 # ---------------------------------------------------------------- activation recorder
@@ -1070,65 +996,6 @@ WRONG_RECORDER = {
     ),
     "never to the CPU": (storing(lambda self, o: o.detach().clone()), "moved to the CPU"),
 }
-_CALLS = "one tensor for each call, equal to the output when it was recorded"
-_HOOKS = "your hooks are gone and those of others are there"
-PROMISES_RECORDER = [
-    ("as recorder:", "`with ... as recorder` gives the recorder", "enter returns None"),
-    ("one tensor for each call of that submodule", _CALLS, "the last call only"),
-    ("name → list of detached tensors, one for each call", _CALLS, "late binding"),
-    ("even of a name given twice", _CALLS, "twice for a name given twice"),
-    ("Recorded tensors are detached", "recordings are detached", "not detached"),
-    ("the outputs of chosen submodules", _CALLS, "no containers"),
-    ("have the output's dtype", _CALLS, "in float32"),
-    ("are on the CPU", "by default they are moved to the CPU", "never to the CPU"),
-    (
-        "with `to_cpu=False` on the output's device",
-        "to_cpu=False leaves them on the output's device",
-        "always to the CPU",
-    ),
-    ("They stay what they were, even if", _CALLS, "shares memory"),
-    (
-        "A submodule that wasn't called has an empty list",
-        "activations has the names asked for",
-        "no entry for what wasn't called",
-    ),
-    ("one with two names in the model is found by either", "activations has the names asked for", "first names only"),
-    (
-        "The model computes and learns what it would",
-        "the model computes and learns as without the recorder",
-        "output without its graph",
-    ),
-    (
-        "The model computes and learns what it would",
-        "the model computes and learns as without the recorder",
-        "returns a copy of the output",
-    ),
-    (
-        "The model computes and learns what it would",
-        "the model computes and learns as without the recorder",
-        "clears the gradients",
-    ),
-    ("random numbers included", "the model computes and learns as without the recorder", "reseeds"),
-    ("your hooks are gone", _HOOKS, "hooks stay"),
-    ("also by an exception", _HOOKS, "hooks stay after an exception"),
-    ("those of others are still there", _HOOKS, "clears everybody's hooks"),
-    ("the recordings stay", "the recordings stay after an exception", "forgets after an exception"),
-    ("The exception goes on.", "an exception goes on", "swallows the exception"),
-    ("The exception goes on.", "an exception goes on", "raises an exception of its own"),
-    ("Entering again starts afresh.", "entering again starts afresh", "keeps old recordings"),
-    ("An unknown name raises `KeyError`", "an unknown name raises KeyError on entering", "AttributeError"),
-    ("naming it", "an unknown name raises KeyError on entering", "KeyError without the name"),
-    ("on entering", "an unknown name raises KeyError on entering", "KeyError in the constructor"),
-    ("no hook is left then", "no hook is left after an unknown name", "registers while looking"),
-]
-CONTEXT_RECORDER = [
-    "Write a context manager that records",
-    'model(x) recorder.activations["0"]',
-    "Attributes:",
-    "activations:",
-    "Record the outputs of named submodules",
-    "Store one output of the submodule `name`.",
-]
 
 # ---------------------------------------------------------------- image norms
 
@@ -1367,35 +1234,6 @@ WRONG_NORMS = {
     ),
     "loses gradients on an error": (_loses_gradients, "grad is what it was[\\s\\S]*exception"),
 }
-_OWN_NORM = "the norm of each image's own gradient"
-_REST = "x and the modules' modes are what they were"
-_GONE = "your hooks are gone and those of others are there"
-PROMISES_NORMS = [
-    ("Image $i$ adds", _OWN_NORM, "inputs of all images"),
-    ("$\\delta_i$ to that of its bias", _OWN_NORM, "without biases"),
-    ("sum to $\\lVert\\delta_i\\rVert^2\\lVert x_i\\rVert^2$", _OWN_NORM, "no inputs"),
-    ("and may lack a bias", _OWN_NORM, "layers with a bias only"),
-    ("It returns a tensor `(N,)`", _OWN_NORM, "one number"),
-    ("detached", "is detached", "with a graph"),
-    ("for each image the norm of the gradient of its own `F.cross_entropy`", _OWN_NORM, "of the mean loss"),
-    ("with respect to all parameters together", _OWN_NORM, "last layer only"),
-    ("It calls the model once", "calls the model once", "one by one"),
-    ("runs one backward", "runs one backward", "many backwards"),
-    ("of one loss", "runs one backward", "a batch of gradients"),
-    ("also after an exception, your hooks are gone", _GONE, "no finally"),
-    ("those of others are still there", _GONE, "everybody's hooks"),
-    ("`x`, modules' modes", _REST, "x requires a gradient"),
-    ("modules' modes and parameters' `.grad` are what they were", _REST, "in evaluation mode for good"),
-    ("parameters' `.grad` are what they were", "each parameter's .grad is what it was", "backward and zero_grad"),
-    ("An exception goes on", "an exception goes on", "swallows the exception"),
-    ("For each image of a batch the norm (N,) of its own loss's gradient.", _OWN_NORM, "without the root"),
-]
-CONTEXT_NORMS = [
-    "How long is each image's gradient?",
-    "for models that treat each image by itself",
-    "All parameters are trainable, each in one",
-    "no output is overwritten in place",
-]
 
 
 # ---------------------------------------------------------------- optimizer in backward
@@ -1619,41 +1457,6 @@ WRONG_STEP = {
     "undoes everybody's": (step(undo="everybody's"), "undoing"),
     "nothing returned": (step(undo=None), "returns a function"),
 }
-_SOON = "each parameter is updated and its gradient dropped before the next one comes"
-_EQUAL = "parameters equal the usual loop's bit for bit"
-_UNDOING = "undoing removes your hooks and no others"
-PROMISES_STEP = [
-    ("`make_optimizer(params)` builds an optimizer", _EQUAL, "plain SGD"),
-    ("`loss.backward()` alone trains the model", _SOON, "weights without biases"),
-    ("its gradient dropped (`p.grad is None`)", _SOON, "gradients of zeros"),
-    ("as soon as the gradient is accumulated, before the next one is", _SOON, "all at the end"),
-    (
-        "If no gradient is there at the call, the result equals the usual loop's exactly",
-        _EQUAL,
-        "a new optimizer each time",
-    ),
-    ("Frozen ones stay", "frozen parameters stay", "frozen ones stepped"),
-    ("tied parameters being stepped once", _EQUAL, "tied stepped twice"),
-    ("one that a backward doesn't reach isn't stepped", _EQUAL, "zeros where none arrived"),
-    (
-        "one that a backward doesn't reach isn't stepped",
-        "one that a backward doesn't reach isn't stepped, even if it has a gradient",
-        "an old gradient stepped",
-    ),
-    ("builds an optimizer for a list of parameters", _EQUAL, "a generator for the list"),
-    ("If no gradient is there at the call, the result equals the usual loop's exactly", _EQUAL, "no step for zeros"),
-    ("Return a function that undoes it", "returns a function", "nothing returned"),
-    ("your hooks are gone", _UNDOING, "undoes the first"),
-    ("those of others stay", _UNDOING, "undoes everybody's"),
-    ("Step each parameter as soon as its gradient is accumulated, then drop the gradient", _SOON, "gradients kept"),
-    ("A function that stops it.", "returns a function", "nothing returned"),
-]
-CONTEXT_STEP = [
-    "Returns:",
-    "Write `step_in_backward(model, make_optimizer)`.",
-    "`lambda params:",
-    "torch.optim.Adam(params, lr=1e-3)`.",
-]
 
 
 ANSWERS, STUBS = answers("15-01"), answers("15-01", edit=student_source)
@@ -1681,28 +1484,12 @@ WRONG = {
     "image_norms": WRONG_NORMS,
     "step_in_backward": WRONG_STEP,
 }
-PROMISES = {
-    "nodes_that_run": PROMISES_RUNS,
-    "Swish": PROMISES_SWISH,
-    "Quantise": PROMISES_QUANTISE,
-    "ActivationRecorder": PROMISES_RECORDER,
-    "image_norms": PROMISES_NORMS,
-    "step_in_backward": PROMISES_STEP,
-}
-CONTEXT = {
-    "nodes_that_run": CONTEXT_RUNS,
-    "Swish": CONTEXT_SWISH,
-    "Quantise": CONTEXT_QUANTISE,
-    "ActivationRecorder": CONTEXT_RECORDER,
-    "image_norms": CONTEXT_NORMS,
-    "step_in_backward": CONTEXT_STEP,
-}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-01"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
-    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
+    RIGHT, WRONG = RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):
         x = torch.randn(4)

@@ -112,7 +112,6 @@ def fails_by_accident(batch):
 
 
 VALUES = "mask and padding don't depend on the values"
-KEPT = "neither the batch nor an earlier result is changed"
 WRONG_PAD = {
     "nothing is returned": (lambda batch: None, "three tensors"),
     "zeros in front": (pad_at_the_front, "data first, then zeros"),
@@ -152,30 +151,6 @@ WRONG_PAD = {
         "an empty batch",
     ),
 }
-LONGEST = "the sequences below each other, $(B, T, D)$, where $T$ is the longest $L$ of this batch"
-PROMISES_PAD = [
-    ("Return three tensors", "returns three tensors", "nothing is returned"),
-    ("Padded sequences (B, T, D), mask (B, T) and labels (B,)", "returns three tensors", "nothing is returned"),
-    (LONGEST, "padded: data first, then zeros, as long as the longest of the batch", "always 28 rows"),
-    (
-        "with zeros behind each one's end",
-        "padded: data first, then zeros, as long as the longest of the batch",
-        "zeros in front",
-    ),
-    ("in their own dtype", "padded: the dtype of the sequences", "always float32"),
-    ("a bool mask $(B, T)$: `True` where there is data", "the mask is True where there is data", "True for padding"),
-    ("whatever its values are (zero and NaN are data)", VALUES, "NaN stands for padding"),
-    ("Leave the batch as it is", KEPT, "the list is emptied"),
-    ("each call returns new tensors", KEPT, "one buffer for all calls"),
-    ("and may be 0", "sequences of no rows", "at least one row"),
-    ("the labels, int64 $(B,)$.", "the labels", "labels as floats"),
-    (
-        "An empty batch raises `ValueError` with *empty* in its message",
-        "an empty batch raises ValueError",
-        "a ValueError by accident",
-    ),
-]
-CONTEXT_PAD = ["`batch` is a list of pairs", "Write `pad_collate(batch)`", "whose $L$ differs"]
 
 # ---------------------------------------------------------------- bucketing
 
@@ -440,78 +415,6 @@ WRONG_BUCKET = {
         r"boundaries \[1, 4, 4\]",
     ),
 }
-UNUSABLE = "ValueError for arguments that can't be used"
-PROMISES_BUCKET = [
-    (
-        "The batches depend on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called",
-        "another epoch, or another seed, gives others",
-        "the seed is ignored",
-    ),
-    ("Each batch is a new list of ints", "each index comes exactly once", "the same list for all batches"),
-    ("The batches of this epoch, lists of ints", "each batch is a list of ints", "tensors"),
-    ("all from one bucket", "each batch is of one bucket", "no buckets at all"),
-    (
-        "Bucket 0 holds the indices whose length is at most `boundaries[0]`",
-        "each batch is of one bucket",
-        "a boundary opens the next bucket",
-    ),
-    ("An epoch holds each index exactly once", "each index comes exactly once", "the rest is left out"),
-    ("only the last batch of a bucket may be shorter", "only a bucket's last batch is shorter", "equal parts"),
-    (
-        "With `drop_last` such a shorter batch is left out",
-        "drop_last leaves out the shorter batches, and nothing else",
-        "drop_last does nothing",
-    ),
-    (
-        "The indices of a bucket are shuffled before they are cut into batches",
-        "a bucket's indices are shuffled before they are cut",
-        "the same batches in each epoch",
-    ),
-    (
-        "the batches of all buckets are shuffled together",
-        "the batches of all buckets are shuffled together",
-        "bucket after bucket",
-    ),
-    (
-        "the same epoch gives the same batches however often one goes over it",
-        "the same epoch gives the same batches",
-        "one generator for ever",
-    ),
-    (
-        "each pair of seed and epoch shuffles anew",
-        "another epoch, or another seed, gives others",
-        "seed and epoch added",
-    ),
-    ("the arguments stay as they were", "the arguments stay as they were", "sorts the caller's lengths"),
-    ("also twice at once", "the same epoch gives the same batches", "two iterators share a list"),
-    (
-        "The global random state is neither used nor changed",
-        "the global random state is neither used nor changed",
-        "the global generator is seeded",
-    ),
-    ("`len()` is the number of batches", "len() is the number of batches", "one division for len"),
-    ("Batches in an epoch", "len() is the number of batches", "len ignores drop_last"),
-    (
-        "without boundaries there is one",
-        "only a bucket's last batch is shorter",
-        "no boundaries, a bucket for each length",
-    ),
-    ("if there are no lengths", UNUSABLE, "no lengths, no batches"),
-    ("if `batch_size` is not a positive int", UNUSABLE, "any batch_size"),
-    ("if `batch_size` is not a positive int", UNUSABLE, "a whole float for batch_size"),
-    ("if `boundaries` are not strictly increasing", UNUSABLE, "any boundaries"),
-    (
-        "Raises ValueError: no lengths, no positive batch size, boundaries that don't increase.",
-        UNUSABLE,
-        "equal boundaries",
-    ),
-]
-CONTEXT_BUCKET = [
-    "1.",
-    "Write `BucketBatchSampler(",
-    "Batches of indices of similar length",
-    "Choose the epoch whose batches",
-]
 
 # ---------------------------------------------------------------- weights
 
@@ -778,7 +681,6 @@ OWN = "the draws are written by you"
 COSTS = "a draw costs less than a pass over the weights"
 LEFT = "without replacement: each draw in proportion to the weights that are left"
 BAD_WEIGHTS = "ValueError for weights that can't be used"
-BAD_COUNT = "ValueError for a num_samples that can't be drawn"
 WRONG_WEIGHTED = {
     "numpy's ints": (
         weighted(__iter__=lambda self: iter(np.array(list(ByKeys.__iter__(self))))),
@@ -856,63 +758,6 @@ WRONG_WEIGHTED = {
         r"3 of \[0.0, 1.0, 2.0\]",
     ),
 }
-PROMISES_WEIGHTED = [
-    ("Index $i$ is drawn with probability $w_i / \\sum_j w_j$", PROPORTION, "squared weights"),
-    ("Indices drawn with probabilities that are proportional to weights", PROPORTION, "weights are ignored"),
-    ("Write the draws yourself: call neither that class nor `torch.multinomial`", OWN, "calls multinomial"),
-    ("call neither that class nor `torch.multinomial`.", OWN, "calls multinomial"),
-    ("It costs O(log n)", COSTS, "walks for each draw"),
-    ("one pass over the weights for a whole epoch is fine, one for each draw is not", COSTS, "walks for each draw"),
-    ("That holds for a million weights, too", "two million weights", "sums in single precision"),
-    ("and the weights stay as they were", "the weights stay as they were", "divides the caller's weights"),
-    ("of any real dtype", "weights of any real dtype", "added up in half precision"),
-    ("so one of weight 0 is never drawn", "weight 0 is never drawn", "a little for those of weight 0"),
-    (
-        "With replacement each draw is independent of the others",
-        "with replacement: draws are independent",
-        "the second half follows from the first",
-    ),
-    (
-        "Without replacement no index is drawn twice",
-        "without replacement no index comes twice",
-        "replacement is ignored",
-    ),
-    ("each further one in the same way from those that are left", LEFT, "weights times uniform numbers"),
-    ("Each `iter` yields `num_samples` new draws", "each iter draws anew", "drawn once"),
-    ("New draws, as ints", "ints, as many as asked for", "numpy's ints"),
-    ("None means as many as there are weights", "ints, as many as asked for", "one draw more"),
-    ("`len()` is their number", "len() is the number of draws", "len of the weights"),
-    ("Number of draws in an epoch", "len() is the number of draws", "len of the weights"),
-    (
-        "All randomness comes from `generator`",
-        "the same state of the generator, the same draws",
-        "global numbers without replacement",
-    ),
-    (
-        "the same state gives the same draws",
-        "the same state of the generator, the same draws",
-        "global numbers without replacement",
-    ),
-    (
-        "or from PyTorch's global generator if it is None",
-        "without a generator: PyTorch's global one",
-        "a generator of its own",
-    ),
-    ("weights that are not one-dimensional, that are empty", BAD_WEIGHTS, "doesn't look for shape"),
-    ("negative, NaN or infinite, or all zero", BAD_WEIGHTS, "doesn't look for nan"),
-    (
-        "is given and there are not as many weights",
-        "ValueError for a number of weights that isn't size",
-        "any number of weights",
-    ),
-    ("if `num_samples` is not a positive int", BAD_COUNT, "any num_samples"),
-    ("if it is more than there are weights above 0", BAD_COUNT, "counts weights of 0, too"),
-    ("Raises ValueError: weights, draws or size as in point 6.", BAD_COUNT, "any number without replacement"),
-]
-CONTEXT_WEIGHTED = [
-    "1.",
-    "which takes the place of `WeightedRandomSampler`",
-]
 
 # ---------------------------------------------------------------- sharded stream
 
@@ -1132,7 +977,6 @@ class EqualOnesMerged(Stream):
 ALL = "main process: all samples, shard after shard"
 LOST = "workers: no sample is lost or repeated"
 ERROR = "an error names the shard"
-ORDER = "the order of shards follows from seed + epoch"
 FOLLOWS = r"order of shards follows from seed \+ epoch"
 WRONG_STREAM = {
     "no IterableDataset": (NoIterableDataset, "is an IterableDataset"),
@@ -1183,66 +1027,6 @@ WRONG_STREAM = {
     "catches everything": (stream(__iter__=catches_everything), "leaving the stream early"),
     "no shards, no samples": (stream(check=lambda *_: None), "no shards"),
 }
-PROMISES_STREAM = [
-    ("an `IterableDataset`.", "is an IterableDataset", "no IterableDataset"),
-    ("an epoch yields all samples of all shards", ALL, "the last sample is lacking"),
-    ("shard after shard, each shard's samples in their order", ALL, "shuffles within a shard"),
-    ("or all of them in the main process", ALL, "the last sample is lacking"),
-    ("with a generator seeded with `seed + epoch`", ORDER, "the epoch is ignored"),
-    ("The epoch is 0 until `set_epoch(epoch)` is called", ORDER, "the global generator"),
-    ("Choose the epoch whose order of shards the next `iter` takes", ORDER, "the epoch is ignored"),
-    ("only some of the shards are read", LOST, "every worker reads all"),
-    (
-        "All workers together read each shard exactly once, whatever their number",
-        "workers: each shard is read by one of them",
-        "every n-th sample",
-    ),
-    (
-        "The samples of shards, dealt out to a loader's workers by whole shards",
-        "workers: each shard is read by one of them",
-        "every n-th sample",
-    ),
-    (
-        "no worker has two shards more than another",
-        "workers: none has two shards more than another",
-        "parts rounded up",
-    ),
-    ("in that order, too", "workers: the shards are in the epoch's order", "the worker sorts its part"),
-    (
-        "`read(shard)` is called when the shard's first sample is asked for, not before",
-        "a shard is read when its first sample is asked for",
-        "all are read at the first sample",
-    ),
-    (
-        "its samples are passed on one by one: none is kept",
-        "samples are passed on one by one",
-        "a shard's samples at once",
-    ),
-    ("none is kept", "samples are passed on one by one", "remembers all samples"),
-    ("Shards and samples may be anything, such as a list, or 0", ALL, "drops what counts as false"),
-    (
-        "The global random state is neither used nor changed",
-        "the global random state is neither used nor changed",
-        "seeds the global generator",
-    ),
-    ("the stream raises `RuntimeError` with `str(shard)` in its message", ERROR, "an error without a name"),
-    ("the exception as its `__cause__`", ERROR, "an error without its cause"),
-    ("in a worker, too", ERROR, "a worker skips broken shards"),
-    ("It is not read again", ERROR, "tries a broken shard again"),
-    (
-        "Leaving the stream early (`GeneratorExit`, `KeyboardInterrupt`) is no such error",
-        "leaving the stream early is no error",
-        "catches everything",
-    ),
-    ("No shards: `ValueError`.", "ValueError without shards", "no shards, no samples"),
-    ("Raises ValueError: no shards.", "ValueError without shards", "no shards, no samples"),
-]
-CONTEXT_STREAM = [
-    "1.",
-    "Each worker reads all of its copy",
-    "`shards` is a sequence",
-    "`read(shard)` gives an iterable",
-]
 
 # ---------------------------------------------------------------- resuming
 
@@ -1573,88 +1357,6 @@ WRONG_RESUME = {
         "seed 1",
     ),
 }
-GOES_ON, USED = "a new sampler goes on from the state", "a used sampler goes on from the state"
-PERMUTATION = "each epoch has its permutation"
-PROMISES_RESUME = [
-    ("with a generator seeded with `seed + e`", PERMUTATION, "another order"),
-    ("the first epoch is 0", PERMUTATION, "one order for all epochs"),
-    ("All indices are ints", PERMUTATION, "tensors"),
-    (
-        "`iter` goes on behind the last index that was handed out, up to the end of that epoch",
-        "iter goes on behind the last index handed out",
-        "starts the epoch again",
-    ),
-    (
-        "The rest of this epoch, or the next one",
-        "iter goes on behind the last index handed out",
-        "a break ends the epoch",
-    ),
-    (
-        "if that index was the last of its epoch, it begins the next one",
-        "after an epoch's last index iter begins the next one",
-        "ends only when exhausted",
-    ),
-    ("says how far training is", GOES_ON, "the state goes on changing"),
-    ("Where training is", GOES_ON, "the state goes on changing"),
-    ("the last `in_flight` have not been trained on", FLIGHT, "in_flight is ignored"),
-    (
-        "they may reach back beyond the beginning of this epoch",
-        FLIGHT,
-        "in_flight stops at the epoch's beginning",
-    ),
-    ("that survives `json.dumps` and `json.loads`", "the state survives JSON", "a number as a key"),
-    (
-        "The state is a dict of a few numbers, whatever the place",
-        "the state is a few numbers, however far it is",
-        "remembers all indices",
-    ),
-    ("It can be saved and loaded again and again", AGAIN, "counts from loading on"),
-    ("the dict that was loaded is not changed", AGAIN, "works on the loaded dict"),
-    (
-        "The global random state is neither used nor changed",
-        "the global random state is neither used nor changed",
-        "seeds the global generator",
-    ),
-    (
-        "after which the sampler goes on as before",
-        "ValueError for the state of another sampler",
-        "half loaded before the error",
-    ),
-    ("a sampler, new or used, hands out what follows in training", USED, "adds to where it is"),
-    ("the rest of that epoch, then the epochs after it", GOES_ON, "the epoch isn't loaded"),
-    ("Go on from there", USED, "adds to where it is"),
-    ("`len()` is `size`, whatever the state", "len() is size", "len is what is left"),
-    ("Indices in an epoch", "len() is size", "len is what is left"),
-    ("The state is a dict of a few numbers", "the state is a few numbers, however far it is", "a list in the state"),
-    ("for a `size` that is not a positive int", "ValueError for a size that can't be used", "any size"),
-    (
-        "for a `size` that is not a positive int",
-        "ValueError for a size that can't be used",
-        "a whole float for size",
-    ),
-    ("Raises ValueError: size is not a positive int.", "ValueError for a size that can't be used", "any size"),
-    (
-        "for an `in_flight` below 0 or above the number of indices handed out since epoch 0",
-        "ValueError for an impossible in_flight",
-        "any in_flight",
-    ),
-    ("Raises ValueError: an in_flight that can't be.", "ValueError for an impossible in_flight", "any in_flight"),
-    (
-        "for a state that was saved with another size or seed",
-        "ValueError for the state of another sampler",
-        "any seed",
-    ),
-    (
-        "Raises ValueError: the state is of another size or seed.",
-        "ValueError for the state of another sampler",
-        "any state",
-    ),
-]
-CONTEXT_RESUME = [
-    "1.",
-    "Write `ResumableSampler(size, seed=0)`",
-    "Shuffled indices, epoch after epoch, with a state to go on from",
-]
 
 # ----------------------------------------------------------------
 
@@ -1681,27 +1383,12 @@ WRONG = {
     "ShardedStream": WRONG_STREAM,
     "ResumableSampler": WRONG_RESUME,
 }
-PROMISES = {
-    "pad_collate": PROMISES_PAD,
-    "BucketBatchSampler": PROMISES_BUCKET,
-    "WeightedSampler": PROMISES_WEIGHTED,
-    "ShardedStream": PROMISES_STREAM,
-    "ResumableSampler": PROMISES_RESUME,
-}
-CONTEXT = {
-    "pad_collate": CONTEXT_PAD,
-    "BucketBatchSampler": CONTEXT_BUCKET,
-    "WeightedSampler": CONTEXT_WEIGHTED,
-    "ShardedStream": CONTEXT_STREAM,
-    "ResumableSampler": CONTEXT_RESUME,
-}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one catches GeneratorExit, too
 class TestChecks(CheckProtocol):
     TOPIC = "15-02"
     CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
-    PROMISES, CONTEXT = PROMISES, CONTEXT
 
     def hold_stand_in(self, name, stand_in):
         """Right for arguments that can be used; the lesson gives no others."""

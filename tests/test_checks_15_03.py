@@ -283,46 +283,6 @@ WRONG_REGISTRATION = {
         "raises TypeError",
     ),
 }
-_TAKES = "a parameter or a module takes the name over"
-_STAYS = "a tensor for a buffer's name stays a buffer"
-_NONE = "None keeps a registered name in its table"
-_REFUSES = "another value for a registered name raises TypeError and changes nothing"
-_ORDINARY = "anything else for another name is set as by MiniModule"
-_DELETES = "del removes the name, or raises AttributeError"
-PROMISES_REGISTRATION = [
-    ("Write `CarefulModule`, derived from `MiniModule`", "is derived from MiniModule", "not derived"),
-    ("a name is held in one place at most", _TAKES, "leaves the buffer"),
-    ("A MiniModule in which assignment leaves a name in one place at most.", _TAKES, "leaves the buffer"),
-    ("a parameter takes the name over from the tables", _TAKES, "leaves the buffer"),
-    ("and the ordinary attributes", _TAKES, "leaves the ordinary attribute"),
-    ("so does a module, except from a parameter", _REFUSES, "a module takes a parameter's name"),
-    (
-        "for the name of a buffer, a tensor replaces it and it stays a buffer",
-        _STAYS,
-        "a tensor for a buffer becomes an attribute",
-    ),
-    ("keeps the name in its table, with the value `None`", _NONE, "None becomes an attribute"),
-    ("anything else for a registered name", _REFUSES, "accepts anything"),
-    ("raises `TypeError`", _REFUSES, "ValueError"),
-    ("and nothing changes", _REFUSES, "empties before it raises"),
-    ("File the value, or raise TypeError where the name is registered for another kind.", _REFUSES, "accepts anything"),
-    ("anything else for another name is set as by `MiniModule`", _ORDINARY, "tensors become buffers"),
-    ("or by the property of that name", _ORDINARY, "a property loses its setter"),
-    ("that of a property by its deleter", _DELETES, "del passes a deleter by"),
-    ("`del` removes the name from where it is", _DELETES, "del of tables only"),
-    ("raises `AttributeError` if it is nowhere", _DELETES, "del of nothing is quiet"),
-    ("Forget the name, or raise AttributeError.", _DELETES, "del raises KeyError"),
-    (
-        "A name that keeps its table keeps its place in the order of `state_dict()`.",
-        _STAYS,
-        "a buffer moves to the end",
-    ),
-]
-CONTEXT_REGISTRATION = [
-    "`register_buffer` stays as it is, unchecked.",
-    "`MiniModule` goes wrong when a name is used again",
-    "a parameter assigned over a buffer",
-]
 
 # ---------------------------------------------------------------- summary
 
@@ -661,52 +621,6 @@ WRONG_SUMMARY = {
         "hooks of others stay",
     ),
 }
-_ROWS = "one row for each call of a leaf, in order, under the first name"
-_SHAPES = "shapes are those of all tensors in the output"
-_ONCE = "parameters are counted once"
-_MODES = "each module is in the mode it was in"
-_GONE = "nothing of yours is left, hooks of others stay and run"
-_KEYS = "gives a list of dictionaries with the six keys"
-PROMISES_SUMMARY = [
-    ("run `model(*args, **kwargs)` once (the model itself, not a copy)", "runs the model once", "a copy runs"),
-    ("run `model(*args, **kwargs)` once", "runs the model once", "a warm-up"),
-    ("return a list with one dictionary for each call of a leaf", _KEYS, "a tuple of rows"),
-    ("(a module without children) that returns, in this order", _ROWS, "sorted by name"),
-    ("Its keys", _KEYS, "a key less"),
-    ("name, kind, shapes, parameters, flops, seconds.", _KEYS, "a key less"),
-    ("the first name of the module in `named_modules()`", _ROWS, "last names"),
-    ("the name of its class", "kind is the name of the class", "kind as a class"),
-    ("a list of the shapes, as tuples, of all tensors in its output, in order", _SHAPES, "torch.Size"),
-    ("outputs may be nested tuples, lists and dictionaries", _SHAPES, "no dictionaries"),
-    ("of classes derived from these too, or hold no tensor", _SHAPES, "exact types"),
-    ("the number of elements of its own parameters that no row above has counted", _ONCE, "tensors, not elements"),
-    ("so that a shared layer or a tied weight is counted once", _ONCE, "counted by module"),
-    ("frozen ones count", _ONCE, "only what learns"),
-    ("what `flops_of` gives for the call", "flops are those of flops_of", "flops of one row"),
-    ("how long the call took", "seconds are those of the call", "a clock for all"),  # an accelerator has its own case
-    ("The pass runs in evaluation mode", "runs in evaluation mode", "in train mode"),
-    ("and records no graph", "records no graph", "with a graph"),
-    (
-        "also if the model raised or was interrupted, each module is in the mode it was in",
-        _MODES,
-        "modes lost after an exception",
-    ),
-    ("autograd is on or off as it was", "autograd is as it was", "autograd off after an exception"),
-    ("or was interrupted", _MODES, "cleans up after Exceptions only"),
-    ("nothing of yours is left on the model", _GONE, "hooks stay"),
-    ("hooks of others stay and run", _GONE, "clears everybody's hooks"),
-    ("The exception goes on as it is.", "an exception goes on", "another of its kind"),
-    ("What one forward pass does, leaf by leaf", _ROWS, "all modules"),
-]
-CONTEXT_SUMMARY = [
-    "Write `summarize(model, args, kwargs)`:",
-    "`name`:",
-    "`kind`:",
-    "`shapes`:",
-    "`parameters`:",
-    "`flops`:",
-    "`seconds`:",
-]
 
 # ---------------------------------------------------------------- groups
 
@@ -911,38 +825,6 @@ WRONG_GROUPS = {
         "unknown layer",
     ),
 }
-_FORM = "gives a list of groups with params, lr and weight_decay"
-_IN_ONE = "each parameter that learns is in one group, no other"
-_RATES = "rates are those of the layers"
-_DECAY = "no decay for norms and for fewer than two dimensions"
-_MERGED = "no group is empty, no two have the same rate and decay"
-_UNKNOWN = "an unknown layer raises ValueError with its name"
-PROMISES_GROUPS = [
-    ("which returns the list of groups for an optimizer", _FORM, "a tuple of groups"),
-    ("Each group is a dictionary with `params` (a list), `lr` and `weight_decay`.", _FORM, "tuples"),
-    ("Each parameter that learns is in exactly one group", _IN_ONE, "twice in one group"),
-    ("a tied one too", _IN_ONE, "tied ones twice"),
-    ("frozen ones (`requires_grad=False`) are in none", _IN_ONE, "frozen ones, too"),
-    ("`layers` names submodules from the input to the output", _RATES, "the other way round"),
-    ("A parameter belongs to the named submodule that holds it", _RATES, "rest at the full rate"),
-    ("to the innermost one where several do", _RATES, "the outermost"),
-    ("of `blocks.1` and `blocks.10` only the second holds `blocks.10.weight`", _RATES, "prefix without the dot"),
-    ("Its rate is `lr` for the last layer", _RATES, "one step too many"),
-    ("`layer_decay` times that of the next one for every other layer", _RATES, "linear in depth"),
-    ("A parameter in none of them has the rate of the first", _RATES, "rest at the full rate"),
-    ("without layers it is `lr`", _RATES, "one step without layers"),
-    ("The decay is 0 for parameters with fewer than two dimensions", _DECAY, "one dimension only"),
-    ("for all parameters of modules in `NORMS`, whatever their shape", _DECAY, "by dimension"),
-    ("it is `weight_decay` for all others", _DECAY, "by name"),
-    ("No group is empty", _MERGED, "an empty group"),
-    ("no two groups have the same rate and decay", _MERGED, "groups by layer"),
-    ("A name in `layers` that is not a submodule raises `ValueError` with that name", _UNKNOWN, "unnamed"),
-    ('and `""` is the model itself', _RATES, "the model is no layer"),
-    ("`layers` stays as it is", "layers stays as it is", "turns layers around"),
-    ("A tied parameter counts under its first name", _IN_ONE, "tied ones twice"),
-    ("a rate by layer, no decay on norms and below two dimensions.", _RATES, "the other way round"),
-]
-CONTEXT_GROUPS = ["Groups for an optimizer:", 'such as `["stem"']
 
 # ---------------------------------------------------------------- lazy
 
@@ -1206,37 +1088,6 @@ WRONG_LAZY = {
         "weight as its direction",
     ),
 }
-_BEFORE = "its three parameters are uninitialised before the first forward"
-_MEAN, _DEVIATION = "each output has mean 0 over it, too", "each output has deviation 1 over the first batch"
-_OBJECTS = "the three stay the same objects"
-_DRAWN = "direction is drawn from a normal distribution"
-_LIKE = "shape, dtype and device are those of the outputs and the input"
-_LOADED = "what was loaded is kept, the others are started for it"
-_OF = "LazyNormLinear.of has the linear layer's weight as its direction"
-_GRADIENTS = "gradients reach the parameters and the input"
-PROMISES_LAZY = [
-    ("becomes the `NormLinear` above at its first forward", "becomes NormLinear at the first forward", "stays lazy"),
-    ("`direction`, `length` and `bias` are `UninitializedParameter`s.", _BEFORE, "only the direction is lazy"),
-    ("Leave all three parameters without a shape.", _BEFORE, "not lazy"),
-    ("They stay the same objects, so that an optimizer made too early holds them.", _OBJECTS, "other objects"),
-    ("The first input `(N, ..., inputs)` starts them, with its dtype and on its device.", _LIKE, "always float32"),
-    ("drawn from a normal distribution with mean 0 and deviation 0.05", _DRAWN, "direction of deviation 1"),
-    ("each output mean 0", _MEAN, "no bias"),
-    ("and deviation 1 over this input", _DEVIATION, "the deviation itself"),
-    ("(divided by the count, not the count less one)", _DEVIATION, "count less one"),
-    ("Where an output's deviation at length 1 is below `1e-4`, its length is 1.", _DEVIATION, "clamped"),
-    ("What was loaded before, one of the three or all, is kept", _LOADED, "overwrites what was loaded"),
-    ("with a loaded length the bias still gives mean 0", _LOADED, "a bias for length 1"),
-    ("The first output is that of the started layer", "the first output is that of the started layer", "adds one"),
-    ("gradients reach the three parameters and the input", _GRADIENTS, "frozen"),
-    ("and the start is no part of the graph", _GRADIENTS, "detaches"),
-    ("Later inputs change nothing", "later inputs change nothing", "starts again"),
-    ("a copy of its weight loaded as `direction`, in its dtype and on its device", _OF, "of shares the weight"),
-    ("A lazy layer with the weight of a linear one as its direction.", _OF, "of with the weight transposed"),
-    ("A NormLinear that takes its number of inputs and its start from the first batch.", _DEVIATION, "not normalised"),
-    ("Start what wasn't loaded: mean 0 and deviation 1 for each output over x.", _MEAN, "the mean itself"),
-]
-CONTEXT_LAZY = ["Weight norm leaves open which length to start from."]
 
 # ---------------------------------------------------------------- surgery
 
@@ -1519,49 +1370,6 @@ def _line(position, target):
     return F.interpolate(position.transpose(1, 2), size=target.shape[1], mode="linear").transpose(1, 2)
 
 
-_ACCEPTS = "load_state_dict accepts the result"
-_GREY = "computes what the old net does with a grey image, for the chosen classes"
-_STAYS_STEM = "a stem with as many channels stays as it is"
-_RESIZED = "positions are resized to the target's grid"
-_KEEPS = "state, target and their tensors stay as they are"
-_DTYPE = "tensors keep the dtype of the checkpoint"
-_LEFT = "an unplanned key raises ValueError with its name"
-_SHAPED = "a tensor that doesn't get its shape raises ValueError with its name"
-_MISSING = "a key that nothing fills raises ValueError with its name"
-PROMISES_SURGERY = [
-    ("which returns a state dict for a `SplitViT`", _ACCEPTS, "the pair"),
-    ("`classes` says which of the old classes its outputs are, in order", _GREY, "sorted classes"),
-    ("`load_state_dict` accepts the result without `strict=False`", _ACCEPTS, "prefix left"),
-    ("every key of `target`, no other, each in the shape that `target` has", _ACCEPTS, "a key more"),
-    ("Width, depth (not 0), grid and the checkpoint's number of channels may be any.", _ACCEPTS, "ten blocks at most"),
-    (
-        "For the same grid the net computes what the old one does with the grey image in all of its channels",
-        _GREY,
-        "the mean of the stem",
-    ),
-    ("for the chosen classes", _GREY, "the first classes"),
-    ("If `target` has as many channels as the checkpoint, the stem stays as it is", _STAYS_STEM, "always folds"),
-    ("if it has one, it is folded", _GREY, "folds three channels only"),
-    ("For another grid, positions are resized as by `resize_positions`.", _RESIZED, "nearest"),
-    ("`state`, `target` and their tensors stay as they are.", _KEEPS, "writes into a tensor"),
-    ("Tensors keep the dtype of the checkpoint.", _DTYPE, "dtype of the target"),
-    (
-        "`ValueError` with the key is raised for a key of the checkpoint that nobody has planned for",
-        _LEFT,
-        "what is left over is dropped",
-    ),
-    ("such as a block that `target` hasn't got", _LEFT, "drops blocks"),
-    ("or a second key for the same place, without the prefix", _LEFT, "the last of two keys"),
-    ("for a key of `target` that nothing fills", _MISSING, "missing ignored"),
-    ("for one whose tensor gets another shape than in `target`", _SHAPED, "no look at shapes"),
-    ("The checkpoint of a compiled FusedViT as a state dict for the SplitViT with `target`.", _GREY, "interleaved"),
-]
-CONTEXT_SURGERY = [
-    "A `FusedViT` was trained on colour images",
-    "Its checkpoint has keys such as",
-    "`target` is the `state_dict()` of that net",
-]
-
 # ---------------------------------------------------------------- all
 
 CHECKS = {
@@ -1585,26 +1393,12 @@ WRONG = {
     "LazyNormLinear": WRONG_LAZY,
     "convert": WRONG_SURGERY,
 }
-PROMISES = {
-    "CarefulModule": PROMISES_REGISTRATION,
-    "summarize": PROMISES_SUMMARY,
-    "param_groups": PROMISES_GROUPS,
-    "LazyNormLinear": PROMISES_LAZY,
-    "convert": PROMISES_SURGERY,
-}
-CONTEXT = {
-    "CarefulModule": CONTEXT_REGISTRATION,
-    "summarize": CONTEXT_SUMMARY,
-    "param_groups": CONTEXT_GROUPS,
-    "LazyNormLinear": CONTEXT_LAZY,
-    "convert": CONTEXT_SURGERY,
-}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-03"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
-    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
+    RIGHT, WRONG = RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):
         if name != "CarefulModule":

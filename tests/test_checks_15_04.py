@@ -295,42 +295,6 @@ WRONG_SMOOTHING = {
     ),
     "KeyError": (variant("smoothing", ("raise ValueError(", "raise KeyError(")), "another reduction"),
 }
-_WITHOUT = "is written without cross_entropy and nll_loss"
-_EACH, _WEIGHTS = "reductions none, sum and mean", "class weights and ignored labels"
-_MASKED, _IGNORED = "masked classes, and NaN", "class weights and ignored labels"
-PROMISES_SMOOTHING = [
-    ("The inputs stay as they are.", "the inputs stay as they are", "logits shifted in place"),
-    ("A logit of minus infinity masks a class", _MASKED, "no infinity"),
-    ("with `epsilon=0` that costs nothing unless it is the label's", _MASKED, "0 times infinity"),
-    ("A NaN that counts gives NaN.", _MASKED, "a NaN is 0"),
-    ("A NaN that counts", _MASKED, "a NaN in an ignored entry"),
-    ("in value, dtype, shape and gradient", "gradients", "no gradient"),
-    (
-        "equal to `F.cross_entropy(logits, labels, weight, ignore_index=…, reduction=…, label_smoothing=…)`",
-        _EACH,
-        "epsilon not taken away",
-    ),
-    ("without calling it or `F.nll_loss`", _WITHOUT, "PyTorch's own"),
-    ("`logits` are `(N, C)` or `(N, C, d1, …)`, `labels` int64 class numbers", _EACH, "picked from the last dimension"),
-    ("they enter both terms of the formula and the mean", _WEIGHTS, "weights in the first term only"),
-    ("Entries whose label is `ignore_index` cost 0 and count in no mean", _IGNORED, "ignored counts in the mean"),
-    ("the number may be any, also one that no class has", _IGNORED, "clamped labels"),
-    ('`reduction` is `"none"`, `"sum"` or `"mean"`', _EACH, "mean for sum"),
-    ("any other raises `ValueError`", "another reduction raises ValueError", "any reduction"),
-    (
-        "Logits of ±10,000 in float16, bfloat16 and float32 give the loss that float64 gives, up to "
-        "rounding, and no NaN in the gradient.",
-        "logits of ±10,000: the loss of float64, and no NaN",
-        "NaN at the edge",
-    ),
-    (
-        "Cross-entropy against labels of which a share epsilon is spread over all classes.",
-        _EACH,
-        "spread over the others",
-    ),
-    ("in value, dtype, shape", "the dtype is that of the logits", "float32 comes back"),
-]
-CONTEXT_SMOOTHING = ["`weight` are `C` class weights, or `None`"]
 
 # ---------------------------------------------------------------- NT-Xent
 
@@ -502,49 +466,6 @@ WRONG_NTXENT = {
     ),
     "an assertion": (variant("ntxent", ("raise ValueError(", "raise AssertionError(")), "other shapes"),
 }
-_LOOP, _FINITE = (
-    "equals a loop over all views",
-    "low temperatures and large entries: the loss of float64, finite gradients",
-)
-PROMISES_NTXENT = [
-    ("gradients reach both inputs", "gradients in each format", "no gradient in half precision"),
-    ("the mean of $\\ell_i$ over all $2N$ views", _LOOP, "one side only"),
-    ("row $i$ of both comes from the same image", _LOOP, "neighbours as partners"),
-    (
-        "Rows have lengths of $10^{-10}$ to $10^{10}$: the similarity is that of their directions.",
-        "the length of a row doesn't matter",
-        "one length for all",
-    ),
-    (
-        "The sum in the denominator runs over the views of both sides, the partner included, the view itself not.",
-        _LOOP,
-        "without the partner below",
-    ),
-    ("One image alone costs 0.", "one image alone costs 0", "one image is NaN"),
-    (
-        "The result is a tensor without dimensions in the dtype of the inputs",
-        "a tensor without dimensions in the dtype of the inputs",
-        "float32 comes back",
-    ),
-    ("gradients reach both inputs", "gradients reach both inputs", "the second as a target"),
-    (
-        "Temperatures down to 0.01 and rows with entries of ±10,000 give, in float16, bfloat16 and "
-        "float32, the loss that float64 gives, up to rounding, and finite gradients.",
-        _FINITE,
-        "exponentials",
-    ),
-    (
-        "Inputs of unequal shape, or with other than two dimensions, raise `ValueError`.",
-        "other shapes raise ValueError",
-        "any shape",
-    ),
-    ("How badly each view finds its partner among all others; (N, D) twice.", _LOOP, "itself as a zero"),
-]
-CONTEXT_NTXENT = [
-    "All of PyTorch may be used",
-    "the similarity is that of their directions",
-    "`first` and `second` are `(N, D)`",
-]
 
 # ---------------------------------------------------------------- variance
 
@@ -833,52 +754,6 @@ WRONG_VARIANCE = {
         "no graph",
     ),
 }
-_BATCHES, _CORRECTION = "count, mean and variance of batches", "the correction, NaN where nothing is left"
-_MERGING, _NO_GRAPH = "merging workers", "no graph, and no tensor of the batch"
-_KINDS = "integers, booleans and halves count as float32, float64 stays"
-PROMISES_VARIANCE = [
-    ("which sees values in batches and on several workers", _BATCHES, "no term between the means"),
-    ("takes a tensor of any shape;", _BATCHES, "the first dimension"),
-    ("each element is a value.", _BATCHES, "the first dimension"),
-    ("An empty one changes nothing.", _BATCHES, "raises on nothing"),
-    ("Integers, booleans and half precision count as float32", _KINDS, "no integers"),
-    ("float64 stays float64", _KINDS, "halves stay"),
-    ("adds what another `RunningVariance` has seen", _MERGING, "merging adds variances"),
-    ("which may be nothing", _MERGING, "an empty one is merged"),
-    ("`other` stays as it is", _MERGING, "merging moves"),
-    ("`count` is the number of values, an `int`", _BATCHES, "count as a tensor"),
-    ("an `int`", _BATCHES, "count as a number of NumPy"),
-    ("`mean` their mean, 0-d", _BATCHES, "a mean of means"),
-    ("`variance(correction=1)` is $M/(n-\\text{correction})$", _CORRECTION, "correction ignored"),
-    ("a 0-d tensor as `torch.var` gives it, but NaN where $n\\le$ `correction`", _CORRECTION, "zero for too few"),
-    ("Asking changes nothing.", _BATCHES, "divides once more"),
-    (
-        "Values around 1,000 with deviation 0.1 have their variance right to 1 % in float32",
-        "values far from 0 with a small deviation",
-        "squares",
-    ),
-    (
-        "in batches of any size, down to one value each",
-        "values far from 0 with a small deviation",
-        "squares of single values",
-    ),
-    (
-        "and around ten million with deviation 0.01 in float64",
-        "values far from 0 with a small deviation",
-        "squares in float64",
-    ),
-    ("; NaN before any.", "nothing seen", "zero before anything"),
-    ("A NaN among the values makes mean and variance NaN.", "a NaN stays", "NaN left out"),
-    ("Whatever requires a gradient, the state keeps no graph.", _NO_GRAPH, "keeps the graph"),
-    ("What happens to the batch's tensor afterwards doesn't matter", _NO_GRAPH, "keeps the tensor"),
-    ("and the state doesn't grow with what was seen", "the state doesn't grow", "keeps everything"),
-    ("Nothing was seen: count 0, mean NaN.", "nothing seen", "zero before anything"),
-    ("Count, mean and variance of all values seen, in one pass.", _BATCHES, "no term between the means"),
-    ("See a batch of values.", _BATCHES, "the first dimension"),
-    ("See all that another one has seen.", _MERGING, "merging adds variances"),
-    ("Sum of squared distances from the mean over (count - correction).", _CORRECTION, "correction ignored"),
-]
-CONTEXT_VARIANCE = ["Both have one dtype and device."]
 
 # ---------------------------------------------------------------- clip
 
@@ -943,7 +818,6 @@ def clip_by_torch(parameters, max_norm, norm_type=2.0, nonfinite="keep"):
 
 
 _MUL = "torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))"
-_RAISE = 'raise RuntimeError(f"gradient norms {[norm.item() for norm in norms]} aren\'t finite")'
 _ZERO = "        for grads in filter(None, sets):\n            torch._foreach_zero_(grads)\n"
 _INVENT = (
     '        for group in given if grouped else [{"params": given}]:\n'
@@ -1213,48 +1087,6 @@ WRONG_CLIP = {
         "another nonfinite",
     ),
 }
-_ONE_SET, _FORMS = "norm and gradients of one set, as clip_grad_norm_", "a tensor, a list, a tuple, a generator"
-_GROUPS, _PLACE = "groups, each by its own norm and max_norm", "the gradients are changed in place"
-_KEEP, _READS = "keep: a non-finite norm as in PyTorch", "keep: no value is read from the device"
-_RAISES, _ZEROS = "raise: RuntimeError, all gradients stay", "zero: all gradients of all groups are 0"
-PROMISES_CLIP = [
-    ("The norm of a set of gradients is the $p$-norm of all their entries together", _ONE_SET, "a sum of norms"),
-    ("$p$ being `norm_type`, any positive number or infinity", _ONE_SET, "always the 2-norm"),
-    ("each gradient is multiplied in place", _PLACE, "new gradients"),
-    ("by $\\min(1,\\ \\mathtt{max\\_norm}/(\\text{norm}+10^{-6}))$", _ONE_SET, "without the small number"),
-    ("`parameters` is a tensor or an iterable of tensors (also a generator, or `[]`).", _FORMS, "a tensor is its rows"),
-    (
-        "The result is the norm before clipping, without dimensions, equal to what `clip_grad_norm_` gives.",
-        _ONE_SET,
-        "the norm afterwards",
-    ),
-    ("such as `optimizer.param_groups`: each group is clipped by its own norm", _GROUPS, "one norm for all groups"),
-    ('to its own `"max_norm"` if it has that key', _GROUPS, "a limit of 0 is none"),
-    ("the result is the tensor of the groups' norms, `(groups,)`", _GROUPS, "one group is none"),
-    ("Tensors whose `grad` is `None` are left alone", "without gradients", "zeros for no gradient"),
-    ("a set without any gradient has the norm 0", "without gradients", "fails without gradients"),
-    ("Gradients of several floating dtypes may meet in one set.", "several dtypes in one set", "one dtype"),
-    ('`"keep"`: nothing special, as PyTorch', _KEEP, "keep isn't kept"),
-    ("no value is read from the device", _READS, "a factor in Python"),
-    ('`"raise"`: `RuntimeError`', _RAISES, "another error"),
-    ("all gradients stay as they are", _RAISES, "raises too late"),
-    ('`"zero"`: all gradients, of all groups, are set to 0.', _ZEROS, "the bad group only"),
-    ("The norms are returned as they were.", _ZEROS, "norms of zero"),
-    ("Another `nonfinite` raises `ValueError`.", "another nonfinite raises ValueError", "any name"),
-    ("`nonfinite` decides what happens if the norm of some group isn't finite.", _RAISES, "NaN only"),
-    (
-        "Shorten gradients to max_norm, each group by its own norm; give the norms before.",
-        _GROUPS,
-        "one norm for all groups",
-    ),
-]
-CONTEXT_CLIP = [
-    "no gradient is empty",
-    "Write `clip_grad_norm(",
-    "Or it is a list of dictionaries",
-    "The number to beat",
-    "1.1 times the time of",
-]
 
 # ---------------------------------------------------------------- EMA
 
@@ -1730,59 +1562,6 @@ def _shared(self):
         self.inside = False
 
 
-_INSIDE = "inside, the model has the averages"
-_BACK = "afterwards it has its own, bit for bit, also after an exception, which goes on"
-_EXCEPTION, _BITS = _BACK, "a resumed run gives the same bits"
-_REFUSED = "update and applied inside raise RuntimeError and change nothing"
-_DIFFER = "other names or shapes raise ValueError with the name, nothing is changed"
-_STAYS, _GIVES = "state stays as it is, and is not needed afterwards", "state_dict gives updates and shadow"
-_LOADED = "loading copies to the dtype of the averages"
-PROMISES_EMA = [
-    ("Write `EMA`, a `Shadow` with three more methods.", "is a Shadow with three more methods", "another class"),
-    ("Inside, the model's tensors in `live` have the values of the averages", _INSIDE, "parameters only"),
-    ("afterwards, also after an exception, they have their own", _EXCEPTION, "no finally"),
-    ("bit for bit", _BACK, "puts back a difference"),
-    (
-        "They stay the same tensor objects throughout, since optimizers hold them.",
-        "the same tensor objects",
-        "new parameters",
-    ),
-    ("What is written inside is lost", "what is written inside is lost", "shares memory inside"),
-    ("it changes neither the averages nor what is put back", "what is written inside is lost", "shares memory inside"),
-    ("The exception goes on.", _EXCEPTION, "swallows"),
-    (
-        "Inside, `update()` and a second `applied()` raise `RuntimeError`, and change nothing.",
-        _REFUSED,
-        "update inside",
-    ),
-    ("Afterwards both work again.", "afterwards both work again", "inside after an exception"),
-    (
-        'gives, inside too, a dictionary with the keys `"updates"`, an `int`, and `"shadow"`, a '
-        "dictionary from names to tensors",
-        _GIVES,
-        "updates as a tensor",
-    ),
-    ("It is a snapshot: later updates don't change it.", "state_dict is a snapshot", "no snapshot"),
-    ("It passes `torch.save` and `torch.load`.", "it passes torch.save and torch.load", "not for weights_only"),
-    ("the next updates give the same bits as in the run that was saved", _BITS, "updates lost"),
-    ("The values are copied to the device and dtype of the averages", _LOADED, "dtype of the file"),
-    ("`state` stays as it is, and what happens to it later doesn't matter", _STAYS, "shares with the file"),
-    ("It may be called inside too", "loading doesn't touch the model", "loading ends the swap"),
-    ("and doesn't touch the model.", "loading doesn't touch the model", "into the model"),
-    (
-        "Names or shapes that differ from those of `shadow` raise `ValueError` with one of the names that differ",
-        _DIFFER,
-        "no name",
-    ),
-    ("and nothing is changed", _DIFFER, "checks while it writes"),
-    ("Averages that swap in and resume.", _BITS, "updates lost"),
-    ("The model has the averages inside, and its own values afterwards.", _INSIDE, "does nothing"),
-    ("A snapshot of all that updates change.", _GIVES, "the model's values"),
-    ("Go on from a snapshot.", _BITS, "updates added"),
-]
-CONTEXT_EMA = ["`applied()` is a context manager.", "`load_state_dict(state)` goes on from there:"]
-
-
 CHECKS = {
     "label_smoothing_cross_entropy": check.label_smoothing_cross_entropy,
     "nt_xent_loss": check.nt_xent_loss,
@@ -1804,20 +1583,6 @@ WRONG = {
     "clip_grad_norm": WRONG_CLIP,
     "EMA": WRONG_EMA,
 }
-PROMISES = {
-    "label_smoothing_cross_entropy": PROMISES_SMOOTHING,
-    "nt_xent_loss": PROMISES_NTXENT,
-    "RunningVariance": PROMISES_VARIANCE,
-    "clip_grad_norm": PROMISES_CLIP,
-    "EMA": PROMISES_EMA,
-}
-CONTEXT = {
-    "label_smoothing_cross_entropy": CONTEXT_SMOOTHING,
-    "nt_xent_loss": CONTEXT_NTXENT,
-    "RunningVariance": CONTEXT_VARIANCE,
-    "clip_grad_norm": CONTEXT_CLIP,
-    "EMA": CONTEXT_EMA,
-}
 
 
 class TestChecks(CheckProtocol):
@@ -1827,8 +1592,6 @@ class TestChecks(CheckProtocol):
     STUBS = STUBS
     RIGHT = RIGHT
     WRONG = WRONG
-    PROMISES = PROMISES
-    CONTEXT = CONTEXT
 
     def hold_stand_in(self, name, stand_in):
         """The cells below train and count with it, so all that the check asks must hold, but for the own operations."""

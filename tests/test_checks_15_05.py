@@ -94,35 +94,6 @@ WRONG_FIVE = {
     "Mend thought right": (found(Mend=None), "None stands"),
     "all thought right": (found(Centre=None, Mend=None, Digits=None), "None stands"),
 }
-PROMISES_FIVE = [
-    (
-        "Write `counterexamples()`, which returns a dictionary with the five names.",
-        "gives a dictionary with the five names",
-        "a name is missing",
-    ),
-    (
-        "They are to be used for float32 and float64 tensors of shape $(n, 4)$ with $1\\le n\\le 64$",
-        "inputs are of the kind that the traces are to be used for",
-        "half precision",
-    ),
-    (
-        "For a trace that is silently wrong the value is such a tensor on which the trace returns without an error,"
-        " but something else than the model",
-        "on each input the trace is silently wrong",
-        "as many rows as the example",
-    ),
-    (
-        "For a trace that is right for all of these inputs the value is `None`.",
-        "None stands for a trace that is right for all",
-        "Mend thought right",
-    ),
-    (
-        "For each of the five: an input on which the trace differs from the model, or None.",
-        "on each input the trace is silently wrong",
-        "Pick suspected",
-    ),
-]
-CONTEXT_FIVE = ["`five_traces` holds the traces of `five_models`", "For each of the five"]
 
 # ---------------------------------------------------------------- scriptable
 
@@ -338,31 +309,6 @@ WRONG_SCRIPTABLE = {
     ),
     "scale has another default": (variant("scriptable", ("scale: float = 1.0", "scale: float = 2.0")), "scores"),
 }
-_LOADS = "a state dict of Report loads"
-_ACCEPTS = "torch.jit.script accepts it"
-_PLAIN = "as plain Python it returns what Report returns"
-_SCRIPTED = "scripted, or read from the file, it returns what Report returns"
-_SAVED = "the scripted module can be saved"
-PROMISES_SCRIPTABLE = [
-    ("a module with the arguments of `Report`", _PLAIN, "a limit of zero is none"),
-    ("that returns for `forward(x, mask, scale)` what `Report` returns", _PLAIN, "the last is the first"),
-    ("so that `torch.jit.script` accepts it", _ACCEPTS, "Report itself"),
-    ("`mask` is a tensor of booleans", _PLAIN, "a mask is forgotten"),
-    ("that broadcasts to the scores, or `None`, `scale` a float", _PLAIN, "a mask of all the scores' size"),
-    ("in float32 and float64", _PLAIN, "float32 whatever comes in"),
-    ("NaN included", _PLAIN, "NaN as minus infinity"),
-    ("It can be trained like `Report`.", _PLAIN, "can't be trained"),
-    ("by default they are `None` and 1.0", _PLAIN, "scale has another default"),
-    ("A state dict of `Report` loads into it.", _LOADS, "another name"),
-    ("As plain Python and scripted it returns a tuple of the same scores, counts and text", _PLAIN, "a list"),
-    ("for any number of rows, none included", _PLAIN, "breaks on no rows"),
-    ("with and without a limit", _PLAIN, "a limit of zero is none"),
-    ("where a label occurs twice", _PLAIN, "counts indices"),
-    ("The scripted module can be saved", _SAVED, "Python is left in it"),
-    ("and the file does the same", _SCRIPTED, "only in Python right"),
-    ("Report, so that torch.jit.script accepts it.", _ACCEPTS, "kwargs left"),
-]
-CONTEXT_SCRIPTABLE: list[str] = []
 
 # ---------------------------------------------------------------- batches
 
@@ -696,56 +642,6 @@ WRONG_BATCHES = {
         "each module is in the mode",
     ),
 }
-_TAKES = "takes every batch size, whatever the example's"
-_MODES = "each module is in the mode it was in"
-_CANT = "a model that can't take every batch size raises ValueError"
-PROMISES_BATCHES = [
-    ("which exports the model in evaluation mode", "is exported in evaluation mode", "as the model is"),
-    ("and returns the `ExportedProgram`", "returns an ExportedProgram", "returns the module"),
-    (
-        "both perhaps nested in lists, tuples and dictionaries",
-        "arguments may be nested, named and of other kinds",
-        "only tensors at the top",
-    ),
-    (
-        "In each tensor with at least one dimension the first is the batch, the same for all of them.",
-        "the batch is the same in all tensors",
-        "a batch for each kind",
-    ),
-    ("The program takes every batch size from 1 on", _TAKES, "sixteen rows at most"),
-    ("whichever of these the example has, a single row included", _TAKES, "the example as it is"),
-    ("All other dimensions stay as in the example", "other sizes stay as in the example", "every dimension may vary"),
-    ("another size there is refused", "other sizes stay as in the example", "every dimension may vary"),
-    (
-        "0-d tensors and other values stay single values.",
-        "arguments may be nested, named and of other kinds",
-        "0-d tensors have a batch",
-    ),
-    ('raises `ValueError` with the word "batch"', _CANT, "PyTorch's error goes on"),
-    ("no program for one size is returned", _CANT, "PyTorch's error goes on"),
-    (
-        "Errors for the example itself, and others of `torch.export`, go on.",
-        "other errors of the model go on as they are",
-        "all errors replaced",
-    ),
-    ("The model may hold results of earlier runs.", "a model may hold results of earlier runs", "a copy of the model"),
-    ("Rounding is no difference, also where numbers are large", "rounding is no difference", "compared absolutely"),
-    ("each module of the model is in the mode it was in", _MODES, "one mode for all"),
-    ("also after an error", _MODES, "restored without an error only"),
-    ("and no buffer has changed", "no buffer has changed", "a program with the model's buffers"),
-    ("program and model are compared on one row", _CANT, "one row isn't compared"),
-    (
-        "a model that does something else there, or raises, gets `ValueError`, too",
-        _CANT,
-        "an error for one row goes on",
-    ),
-    ("Export in evaluation mode, for batches of any size from 1 on.", _TAKES, "sixteen rows at most"),
-]
-CONTEXT_BATCHES = [
-    "`forward` may have a `*rest`, but no `**rest`",
-    "Export assumes more than one row without a guard",
-    "no model is random",
-]
 
 # ---------------------------------------------------------------- cond
 
@@ -1116,35 +1012,6 @@ WRONG_COND = {
         "takes each way",
     ),
 }
-_WAYS = "the exported program takes each way by itself"
-_ISCOND = "each way is a branch of torch.cond"
-_DARK = "dark counts dark batches alone"
-PROMISES_COND = [
-    ("Write `CondEnhance`, derived from `Enhance`", "is derived from Enhance", "not derived"),
-    (
-        "with a `forward` that does what `Enhance` does",
-        "as plain Python it does what Enhance does",
-        "only when exported",
-    ),
-    ("for every batch of float32 or float64", "torch.export accepts it", "other dtypes in a branch"),
-    (
-        'and that `torch.export.export` accepts, for one batch size and for `Dim("batch")`',
-        "torch.export accepts it",
-        "as it was",
-    ),
-    ("The exported program takes each of the three ways by itself", _WAYS, "branches exchanged"),
-    ("whatever way the example took", _WAYS, "branches exchanged"),
-    ("a level of exactly 0.5 or 0.1 goes the way it goes in `Enhance`", _WAYS, "half is a negative"),
-    ("`dark` counts in the exported program as in `Enhance`", _DARK, "never counts"),
-    ("one for each dark batch, none for others", _DARK, "counts double"),
-    ("Names and dtypes in the state dict stay as they are.", check._STATE, "an extra buffer"),
-    ("and an ordinary scan is only copied", _ISCOND, "ordinary scans are lifted"),
-    ("of float32 or float64, in either mode", "as plain Python it does what Enhance does", "only in evaluation mode"),
-    ("Each of the three ways is a branch of its own of `torch.cond`", _ISCOND, "masks in one branch"),
-    ("Enhance, with its branches in the graph.", _ISCOND, "where"),
-    ("outside of the branches nothing but the level is computed from the images", _ISCOND, "on flattened images"),
-]
-CONTEXT_COND = ["Gradients aren't asked for.", "Choosing with `torch.where`"]
 
 # ---------------------------------------------------------------- loader
 
@@ -1526,67 +1393,6 @@ WRONG_LOADER = {
     ),
     "warnings get out": (variant("loader", (_QUIET, "            with torch.no_grad():\n")), "no warning gets out"),
 }
-_FIRST = "the first form of the manifest that works is returned"
-_GOES_ON = "a file that can't be loaded doesn't stop the search"
-_OTHER = "a form that answers otherwise is passed over"
-_NAMED = "if none works LoadError names each file and its reason"
-PROMISES_LOADER = [
-    (
-        "The forms are tried in the order of the manifest, whatever names their files have.",
-        _FIRST,
-        "in the order of the names",
-    ),
-    ("The first that works is returned", "returns a model and a list", "the model alone"),
-    (
-        "with a list of pairs of file name and reason, one for each form that was tried before",
-        "the reasons are texts",
-        "lists in the list",
-    ),
-    ("and what failed before it: (file name, reason).", "the reasons are texts", "exceptions in the list"),
-    ("has the shape and dtype of the sample's output", _OTHER, "shapes aren't compared"),
-    (
-        "differs from it nowhere by more than `tolerance`",
-        "differences are held against tolerance",
-        "relative differences",
-    ),
-    ("equal infinities don't differ", "differences are held against tolerance", "equal infinities differ"),
-    ("NaN differs from everything", _OTHER, "NaN passes"),
-    ("from NaN too.", "differences are held against tolerance", "NaN is NaN"),
-    ("A form may write into the input that it is given.", _OTHER, "the input isn't kept"),
-    (
-        "A file that is damaged, missing, from the future or of an unknown format does not stop the search.",
-        _GOES_ON,
-        "a missing file stops it",
-    ),
-    ("Nor does a `build` that raises.", _GOES_ON, "builds outside of try"),
-    ("and is in evaluation mode", "the model is in evaluation mode", "TorchScript in its mode"),
-    ("dropout doesn't act", "the model is in evaluation mode", "TorchScript in its mode"),
-    ("For a state dict each key has to fit.", "each key of a state dict has to fit", "keys may be missing"),
-    (
-        "what their pickles ask for beyond tensors and plain containers is not done",
-        "state dict and sample run no code",
-        "pickles are run",
-    ),
-    ("State dict and sample are data", "state dict and sample run no code", "the sample is run"),
-    ("If none works, `LoadError` is raised and names each file with its reason.", _NAMED, "another exception"),
-    ("No form of a shipped model works.", _NAMED, "another exception"),
-    ("An interrupt goes on at once.", "an interrupt goes on at once", "interrupts are caught"),
-    ("No warning gets out", "no warning gets out", "warnings get out"),
-    (
-        "grad mode and warning filters stay as they were.",
-        "warning filters and grad mode stay",
-        "grad mode off for good",
-    ),
-    ("The first form of the model that loads and gives the recorded answer", _FIRST, "in the order of the names"),
-]
-CONTEXT_LOADER = [
-    "for folders as `ship` writes them",
-    "`build()` makes the architecture for a state dict.",
-    "Manifest and sample are whole.",
-    "A form works if it can be loaded",
-    "The model that is returned is callable with other batch sizes",
-    "The other two forms are programs, and trusted.",
-]
 
 
 class TestChecks(CheckProtocol):
@@ -1612,20 +1418,6 @@ class TestChecks(CheckProtocol):
         "export_batches": WRONG_BATCHES,
         "CondEnhance": WRONG_COND,
         "load_shipped": WRONG_LOADER,
-    }
-    PROMISES: ClassVar = {
-        "counterexamples": PROMISES_FIVE,
-        "Scriptable": PROMISES_SCRIPTABLE,
-        "export_batches": PROMISES_BATCHES,
-        "CondEnhance": PROMISES_COND,
-        "load_shipped": PROMISES_LOADER,
-    }
-    CONTEXT: ClassVar = {
-        "counterexamples": CONTEXT_FIVE,
-        "Scriptable": CONTEXT_SCRIPTABLE,
-        "export_batches": CONTEXT_BATCHES,
-        "CondEnhance": CONTEXT_COND,
-        "load_shipped": CONTEXT_LOADER,
     }
 
     def hold_stand_in(self, name, stand_in):

@@ -40,9 +40,6 @@ class Wrapped(nn.Module):
         return self.gm(*args)
 
 
-_SOUND = "returns a GraphModule with a sound graph, and the code of that graph"
-
-
 def wrapping(answer):
     return lambda *args, **kwargs: Wrapped(answer(*args, **kwargs))
 
@@ -190,25 +187,6 @@ WRONG_REPLACE = {
         "other activations stay",
     ),
 }
-_PLACE = "computes what the model does with new in place of each ReLU"
-_CALL = "each ReLU is a call of new, the input its only argument"
-PROMISES_REPLACE = [
-    ("which returns a `GraphModule`", _SOUND, "a module"),
-    ("in which each ReLU is a call of the function `new`", _PLACE, "modules forgotten"),
-    ("with the ReLU's input as its only argument", _CALL, "inplace passed on"),
-    ("A ReLU may be written as `nn.ReLU`", _PLACE, "F.relu only"),
-    ("with its input given by the keyword `input`", "takes any traceable model", "args only"),
-    ("Everything else stays", "all other calls stay", "one call more"),
-    ("Everything else stays", "all other calls stay", "a copy in evaluation mode"),
-    ("Everything else stays", "all other calls stay", "a frozen copy"),
-    ("other activations such as `nn.ReLU6` too", "other activations stay", "by name"),
-    ("`model` stays as it is", "model stays as it is", "writes into the model"),
-    ("`model` stays as it is", "model stays as it is", "frozen"),
-    ("`model` stays as it is", "model stays as it is", "in training mode"),
-    ("the result holds no `nn.ReLU` any more", "the result holds no nn.ReLU", "modules left"),
-    ("The traced model with each ReLU replaced by a call of `new`.", _PLACE, "no method"),
-]
-CONTEXT_REPLACE = ["`swap_function` misses what isn't a function call."]
 
 # ---------------------------------------------------------------- flops
 
@@ -397,36 +375,6 @@ WRONG_FLOPS = {
     "evaluation mode": (variant("flops", ("    with torch.no_grad():", "    gm.eval()\n    with torch.no_grad():")), "model stays"),
     "left off": (variant("flops", ("    with torch.no_grad():\n        Counter(gm).run(*inputs)\n", "    torch.set_grad_enabled(False)\n    Counter(gm).run(*inputs)\n")), "no gradients"),
 }  # fmt: skip
-_ORDER, _LINEAR = "all nodes are in it, in order", "linear layers and convolutions"
-PROMISES_FLOPS = [
-    ("which runs the model once under an interpreter", "the model runs once", "runs twice"),
-    ("returns a dictionary: name of the node", _ORDER, "a list"),
-    ("floating-point operations, two for each multiply-add", _LINEAR, "multiply-adds once"),
-    ("the bias not counted, as `FlopCounterMode` counts", _LINEAR, "with the bias"),
-    ("Arguments may be given by keyword.", "takes the arguments as they are given", "raises on keywords"),
-    ("All nodes of the traced graph are in it, in order", _ORDER, "counted nodes only"),
-    ("those that aren't named below with 0", "nodes that aren't named count 0", "each output counts"),
-    ("the functions `F.linear`, `F.conv1d` to `F.conv3d`", _LINEAR, "with a functional bias"),
-    ("`torch.matmul`, `torch.bmm`, the operator `@` and the method `matmul`", "matrix products", "no method"),
-    ("Matrices may be batched and broadcast; none is a vector.", "matrix products", "batch forgotten"),
-    (
-        "A layer that is called twice is two nodes with a count each.",
-        "a layer that is called twice counts at each call",
-        "by module",
-    ),
-    ("Strides, groups and dilation have their effect.", "strides, groups and dilation", "in_channels"),
-    ("and stays as it is", "model stays as it is", "evaluation mode"),
-    ("and stays as it is", "model stays as it is", "freezes"),
-    ("`model` may be a `GraphModule` already", "a GraphModule may be given", "traced anew"),
-    (
-        "No gradients are recorded.",
-        "no gradients are recorded, and recording is as it was afterwards",
-        "with gradients",
-    ),
-    ("Node's name → floating-point operations of one forward pass.", _LINEAR, "floats"),
-    ("none is a vector.", "matrix products", "last of the second"),
-]
-CONTEXT_FLOPS = []
 
 # ---------------------------------------------------------------- cse
 
@@ -604,32 +552,6 @@ def _cse_swaps(gm):
 
 
 WRONG_CSE["wrong outputs"] = (_cse_swaps, "outputs stay")
-_ONE = "nodes that compute the same are one"
-PROMISES_CSE = [
-    ("a pass that keeps one of several nodes that compute the same", _ONE, "merges nothing"),
-    ("Two nodes compute the same if kind, target, arguments and keyword arguments", _ONE, "merges nothing"),
-    ("(in any order)", "keyword arguments in any order", "keywords in their order"),
-    ("What uses merged values is merged in turn.", _ONE, "not in turn"),
-    ("Constants are the same only in value and type", "constants differ in value and type", "constants by equality"),
-    ("so are `x * 0.0` and `x * -0.0`", "constants differ in value and type", "zeros"),
-    ('Nodes whose `effect` is `"random"` are kept, each of them.', "random nodes are kept", "random ones merged"),
-    (
-        'A graph in which a node `"writes"` keeps all of its nodes',
-        "a graph that writes keeps all of its nodes",
-        "writes ignored",
-    ),
-    ('a node `"writes"` keeps all of its nodes', "a graph that writes keeps all of its nodes", "some operators write"),
-    ("No node goes because nobody uses it", _ONE, "unused nodes go"),
-    ("Placeholders and the output stay", "placeholders and the output stay", "placeholders with a default merged"),
-    ("The result passes `lint`", _SOUND, "a module"),
-    ("gives the same outputs", "outputs stay the same", "wrong outputs"),
-    ("gives the same outputs", "outputs stay the same", "a copy in evaluation mode"),
-    ("`gm` stays as it is", "gm stays as it is", "in place"),
-    ("`gm` stays as it is", "gm stays as it is", "frozen"),
-    ("`gm` stays as it is", "gm stays as it is", "in training mode"),
-    ("A GraphModule in which nodes that compute the same are one node.", "takes any GraphModule", "lists refused"),
-]
-CONTEXT_CSE = ["Models compute things twice:", "a mask in each layer"]
 
 # ---------------------------------------------------------------- fuse
 
@@ -826,62 +748,6 @@ WRONG_FUSE = {
     "RuntimeError": (variant("fuse", ("raise ValueError(", "raise RuntimeError(")), "training mode raises"),
     "no name": (variant("fuse", ("{name or 'model'} is", "something is")), "training mode raises"),
 }  # fmt: skip
-_KINDS = "every kind of convolution and batch norm, modules and functions"
-_TWICE = "what is called several times is fused at each place"
-_ALONE = "left alone where it can't be folded"
-_ONCE = "folded wide, rounded once, in the same dtype"
-_TRAINING = "training mode raises ValueError with the name"
-PROMISES_FUSE = [
-    (
-        "It traces the model and replaces each batch norm that directly follows a convolution",
-        _KINDS,
-        "eps forgotten",
-    ),
-    ("The result is a `GraphModule`", _SOUND, "a module"),
-    ("that computes what `model` computes", "right beside calls that write", "at the place of the norm"),
-    ("in the same dtype", _ONCE, "float32 result"),
-    ("`model` and its tensors stay as they are", "model and its tensors stay as they are", "model changed"),
-    ("Fused are the modules `nn.Conv1d` to `nn.Conv3d`", _KINDS, "groups forgotten"),
-    (
-        "the functions `F.conv1d` to `F.conv_transpose3d` whose weight and bias are parameters or buffers of the model",
-        _KINDS,
-        "modules only",
-    ),
-    (
-        "with or without bias and affine parameters",
-        "takes any model in evaluation mode",
-        "weights needed",
-    ),
-    ("Each fused pair is one call less", _TWICE, "shared modules left"),
-    ("modules that nobody calls any more are gone", "no module is left that nobody calls", "modules left"),
-    ("the new numbers are parameters that learn", "the new numbers are parameters that learn", "frozen"),
-    (
-        "A convolution or batch norm that is called several times is fused at each place, with numbers of its own.",
-        _TWICE,
-        "writes over",
-    ),
-    ("a convolution whose output has other users", _ALONE, "users ignored"),
-    (
-        "A model in training mode, or with a batch norm module (of a subclass too) in training mode",
-        _TRAINING,
-        "only the model's mode",
-    ),
-    ("raises `ValueError` with that module's name", _TRAINING, "no name"),
-    ("and no other's (the model itself is `model`)", _TRAINING, "all names"),
-    ("of a subclass too", _TRAINING, "norms of torch only"),
-    ("Numbers are folded in float32 at least and rounded once to the convolution's dtype", _ONCE, "scale rounded"),
-    ("a bfloat16 convolution may have a float32 batch norm", _ONCE, "folded in bfloat16"),
-    ("Folded weight and bias of what conv_values and norm_values return", _KINDS, "beta forgotten"),
-    ("The traced model with batch norms folded into the convolutions before them.", _KINDS, "eps fixed"),
-    ("Left alone:", _ALONE, "users ignored"),
-]
-CONTEXT_FUSE = [
-    "you may do without it",
-    "Write `fuse_conv_bn(model)`.",
-    "Inputs have a batch dimension;",
-    "modules have no hooks.",
-    "The three helpers above may be used.",
-]
 
 # ---------------------------------------------------------------- insert
 
@@ -1054,40 +920,6 @@ WRONG_INSERT = {
     "on the CPU": (variant("insert", (".to(like.device)", "")), "weight's device"),
     "names reused": (variant("insert", ("        while hasattr(gm, path):\n            path += \"_\"\n", "")), "outputs equal|lint|keep their names"),
 }  # fmt: skip
-_AS_WAS = "outputs equal the model's as inserted"
-_ONE_VALUE = "a value passes one FakeQuant, with 8 bits and one grid"
-_ONE_WEIGHT = "a weight passes one FakeQuant, symmetric, as asked"
-_FUNCTIONS = "layers became functions, all other calls stay"
-_ELSE = "rounded values are what layers see, and nothing else"
-_TRAINED = "model stays as it is, also when the copy is trained"
-PROMISES_INSERT = [
-    ("which returns a traced copy", _SOUND, "a module"),
-    ("is a call of `F.conv2d` or `F.linear` on rounded values", _FUNCTIONS, "a call more"),
-    ("The layer's input passes a `FakeQuant` with 8 bits and one grid.", _ONE_VALUE, "symmetric values"),
-    ("A value that goes to several such layers passes one and the same", _ONE_VALUE, "one for each layer"),
-    ("what else uses that value gets it as it was", _ELSE, "output too"),
-    ("The layer's weight is a `get_attr` node", "takes any traceable model", "args only"),
-    ("passes a `FakeQuant` that is symmetric, has `bits` bits", _ONE_WEIGHT, "eight bits always"),
-    ("for `per_channel` a grid for each output channel", _ONE_WEIGHT, "always per channel"),
-    ("A layer that is called several times has one for its weight.", _ONE_WEIGHT, "one for each call"),
-    ("The bias, if there is one, isn't rounded; stride, padding, dilation and groups stay.", _AS_WAS, "bias lost"),
-    ("All other nodes stay, also", _FUNCTIONS, "a call more"),
-    (
-        "Parameters and buffers of called modules keep their names in the state dict",
-        "parameters keep their names",
-        "clean names",
-    ),
-    ("`model` stays as it is", _TRAINED, "freezes the model"),
-    ("`model` stays as it is", _TRAINED, "the model in evaluation mode"),
-    ("also when the copy is trained", _TRAINED, "not a copy"),
-    ("All other nodes stay", _FUNCTIONS, "a copy in evaluation mode"),
-    ("frozen ones stay frozen", _TRAINED, "thaws"),
-    ("also a convolution that pads with anything but zeros", _AS_WAS, "any padding mode"),
-    ("As inserted the `FakeQuant`s observe and don't round: outputs equal the model's.", _AS_WAS, "rounds at once"),
-    ("They are on the weight's device.", "on the weight's device", "on the CPU"),
-    ("A traced copy whose convolutions and linear layers work on fake-quantized values.", _FUNCTIONS, "a call more"),
-]
-CONTEXT_INSERT = ["The model writes nothing in place"]
 
 # ---------------------------------------------------------------- backend
 
@@ -1230,58 +1062,6 @@ WRONG_BACKEND = {
     ),
     "tensors only": (variant("backend", (" if isinstance(v, Tensor) else v for v", " for v")), "no tensors"),
 }  # fmt: skip
-_IN_ORDER = "passes run in order, each on the result of those before"
-_COPIES = "trying runs on copies"
-PROMISES_BACKEND = [
-    ("Called with a `GraphModule` and example inputs", _IN_ORDER, "tuples only"),
-    ("it runs the passes and returns a callable", _IN_ORDER, "returns the code"),
-    ("They run in order, each on the result of those before it.", _IN_ORDER, "each on the first"),
-    ("A pass is kept only if its result passes `lint`", "lint is asked", "no lint"),
-    (
-        "gives the same outputs on the example inputs, within `torch.testing.assert_close`",
-        "other outputs aren't kept",
-        "loosely",
-    ),
-    (
-        "and writes the same into the inputs and into the tensors of its state dict",
-        "the same is written",
-        "outputs alone",
-    ),
-    ("or returns no `GraphModule`", "a pass that raises isn't kept", "nothing returned"),
-    ("One that raises", "a pass that raises isn't kept", "passes may not raise"),
-    ("or whose result raises, isn't kept", "a result that raises isn't kept", "comparison errors only"),
-    ("Trying runs on copies: example inputs, the tensors that the graph holds", _COPIES, "graph not copied"),
-    ("the state of PyTorch's random generator stay as they were", _COPIES, "generator moved"),
-    (
-        "Graphs with random calls are compared under the same random numbers.",
-        "random calls are compared under the same numbers",
-        "other numbers",
-    ),
-    (
-        "the next pass gets what there was before it, even if the pass has written into the graph that it got",
-        "other outputs aren't kept",
-        "no copy for the pass",
-    ),
-    ("`backend.log` has for each graph a list", _IN_ORDER, "one log"),
-    ("the number of nodes of what goes on after it", _IN_ORDER, "nodes before"),
-    (
-        "The callable takes the inputs, computes what the last kept graph computes",
-        "inputs that are no tensors are passed on",
-        "tensors only",
-    ),
-    ("gradients flow through it", "gradients flow through the callable", "no gradients"),
-    (
-        "A backend for torch.compile that keeps the passes whose results hold.",
-        "other outputs aren't kept",
-        "doesn't compare",
-    ),
-]
-CONTEXT_BACKEND = [
-    "Write the class `PassBackend(passes)`, whose objects are backends",
-    "Passes are functions from a `GraphModule` to a `GraphModule`.",
-    "`backend.log` has for each graph",
-    "its `__name__`",
-]
 
 # ---------------------------------------------------------------- all
 
@@ -1314,25 +1094,9 @@ WRONG = {
     "insert_fake_quant": WRONG_INSERT,
     "PassBackend": WRONG_BACKEND,
 }
-PROMISES = {
-    "replace_relu": PROMISES_REPLACE,
-    "count_flops": PROMISES_FLOPS,
-    "eliminate_common_subexpressions": PROMISES_CSE,
-    "fuse_conv_bn": PROMISES_FUSE,
-    "insert_fake_quant": PROMISES_INSERT,
-    "PassBackend": PROMISES_BACKEND,
-}
-CONTEXT = {
-    "replace_relu": CONTEXT_REPLACE,
-    "count_flops": CONTEXT_FLOPS,
-    "eliminate_common_subexpressions": CONTEXT_CSE,
-    "fuse_conv_bn": CONTEXT_FUSE,
-    "insert_fake_quant": CONTEXT_INSERT,
-    "PassBackend": CONTEXT_BACKEND,
-}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-06"
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
-    RIGHT, WRONG, PROMISES, CONTEXT = RIGHT, WRONG, PROMISES, CONTEXT
+    RIGHT, WRONG = RIGHT, WRONG

@@ -385,46 +385,6 @@ WRONG_STOPPING = {
         "ValueError for another",
     ),
 }
-_BESTWAIT = "best and wait follow the values"
-_PATIENCE = "stops when wait reaches patience"
-_OVER, _LOST = "threshold: stops when better, strictly", "divergence: stops when worse, strictly"
-_FINITE = "not finite: stops, and changes neither best nor wait"
-_ERRORS = "ValueError for another mode, KeyError for a metric that isn't there"
-PROMISES_STOPPING = [
-    ("a `Callback`", "is derived from Callback", "not a callback"),
-    ("At the end of each epoch it looks at `loop.metrics[monitor]`", _PATIENCE, "monitor is val_loss"),
-    ("changes no metric", "no metric is changed", "takes the metric away"),
-    ("raises `StopFit` if the run should end", _PATIENCE, "stops one later"),
-    ("Ends a run that gets no better, or is lost, or is good enough.", _PATIENCE, "stops one later"),
-    ('Better means smaller for `mode="min"`, larger for `"max"`.', _BESTWAIT, "delta with the mode's sign"),
-    ("The first value, and each that is better than `best` by more than `min_delta`", _BESTWAIT, "not strictly better"),
-    ("sets `wait` to 0", _BESTWAIT, "wait isn't set back"),
-    ("any other adds 1 to `wait`", _BESTWAIT, "wait isn't set back"),
-    ("Stop when `wait` reaches `patience`", _PATIENCE, "stops one earlier"),
-    ("Stop also when the value is better than `threshold`", _OVER, "threshold in one mode"),
-    ("worse than `divergence`", _LOST, "divergence in one mode"),
-    ("each strictly", _LOST, "divergence reached is enough"),
-    ("only if given", _OVER, "threshold of zero is none"),
-    ("or not finite", _FINITE, "NaN only"),
-    ("A value that isn't finite changes neither `best` nor `wait`.", _FINITE, "NaN counts as waiting"),
-    ("is not judged", "an epoch that is being left is not judged", "judges what is being left"),
-    ("`reason` is `None` until it stops, then a text.", "reason: None until it stops, then a text", "reason is True"),
-    ("`on_fit_start` sets", "reason: None until it stops, then a text", "a new fit keeps the reason"),
-    ("carry `best`, `wait` and `reason` into a new object", "the state goes into a new object", "state without wait"),
-    (
-        "`order` stays 0, since checkpoints are written at 100",
-        "the state goes into a new object",
-        "judged behind the checkpoint",
-    ),
-    ("If the loaded run had stopped", "what has stopped stays stopped", "goes on after loading"),
-    (
-        "`on_checkpoint_load` (called after `load_state_dict`) raises",
-        "what has stopped stays stopped",
-        "the reason isn't saved",
-    ),
-    ("`ValueError` for another `mode`", _ERRORS, "any mode"),
-    ("`KeyError` with the metric's name in it", _ERRORS, "a missing metric is passed over"),
-]
 
 # ---------------------------------------------------------------- update ratios
 
@@ -757,44 +717,6 @@ WRONG_RATIO = {
         "no copy of a weight",
     ),
 }
-_NAMED, _VALUES, _EVERY = (
-    "the names of the parameters that learn",
-    "the ratios of update to weight",
-    "looks at multiples of every",
-)
-_ROWS, _COMPLETE = (
-    "history: names, lists, an int and a float",
-    "complete at the end of each epoch and of a run left early",
-)
-PROMISES_RATIO = [
-    ("a `Callback` that only looks", "is derived from Callback", "not a callback"),
-    ("For each parameter that learns", _NAMED, "frozen ones, too"),
-    ("the ratio is", _VALUES, "gradient times rate"),
-    ("with norms over all elements", _VALUES, "largest element"),
-    ("The size of each parameter's updates, relative to the parameter.", _VALUES, "difference of the norms"),
-    ("It looks at steps whose number", _EVERY, "one step late"),
-    ("is a multiple of `every`", _EVERY, "each step"),
-    ("`history` maps each name to a list of `(step, ratio)`: an int and a float.", _ROWS, "tensors in the history"),
-    ("an int and a float", _ROWS, "tensors in the history"),
-    ("It is complete at the end of each epoch and of the run", _COMPLETE, "only at the end of the run"),
-    ("also of one that is left early", _COMPLETE, "only at the end of epochs"),
-    ("`on_fit_start` empties it", "on_fit_start empties the history", "the history goes on"),
-    (
-        "Nothing is read from the device in the hooks of a batch",
-        "nothing is read in the hooks of a batch",
-        "reads at each step",
-    ),
-    ("the ratios wait as tensors", "nothing is read in the hooks of a batch", "reads at each step"),
-    ("Weights, gradients, random numbers", "it only looks", "clears the gradients"),
-    ("the optimizer and the loop's attributes are left as they are", "it only looks", "clears the log's values"),
-    ("no copy of a weight is kept after its step", "no copy of a weight is kept after its step", "keeps the copies"),
-]
-CONTEXT_RATIO = [
-    "How far does a step move each weight",
-    "As a rule of thumb about",
-    "far above, training jumps;",
-    "far below, it creeps.",
-]
 
 # ---------------------------------------------------------------- checkpoint files
 
@@ -1174,50 +1096,6 @@ WRONG_FILE = {
         "arrive on the CPU",
     ),
 }
-_BACK, _MOMENT = "what was written comes back", "at any moment the old one or the new one, whole"
-_DISK, _DAMAGE = (
-    "the content is on the disk before it gets its name",
-    "damage is a DamagedCheckpoint with the file's name",
-)
-_TMP, _ENTRY = "the other name is path with .tmp, and is gone", "the folder's entry is on the disk when write returns"
-PROMISES_FILE = [
-    ("Write `CheckpointFile(path)`.", _BACK, "no read"),
-    ("`write(state)` stores what `torch.save` can, `read()` returns what 4 allows.", _BACK, "reads a copy from memory"),
-    ("A state in a file that is either whole or not there.", _MOMENT, "in place"),
-    (
-        "At any moment of `write` (one at a time) the file at `path` is the one before, whole, or the new one, whole:",
-        _MOMENT,
-        "in place",
-    ),
-    ("also when the process is killed", _MOMENT, "deletes the old one first"),
-    ("when `torch.save` raises", "torch.save that raises leaves the old one", "forgets the old one at the beginning"),
-    ("when the disk is full", _MOMENT, "a full disk is passed over"),
-    ("and when the machine loses power", _DISK, "no fsync"),
-    ("What stands at `path` is on the disk (`os.fsync`);", _DISK, "no flush"),
-    ("so is the folder's entry", _ENTRY, "the folder is forgotten"),
-    ("when `write` returns", _ENTRY, "the folder too early"),
-    ("Nothing stays open", "nothing stays open", "the folder stays open"),
-    ("whatever is raised", "nothing stays open", "open when fsync raises"),
-    (
-        "A second name on the way is `path` with `.tmp` behind it, in the same folder;",
-        _TMP,
-        "another name",
-    ),
-    ("what a killed process or a failed write left there is in nobody's way", _MOMENT, "a leftover is in the way"),
-    ("and nothing else is left", _TMP, "leaves the sum beside it"),
-    ("`read` raises `DamagedCheckpoint`", _DAMAGE, "another exception"),
-    ("with the file's name in it", _DAMAGE, "the file isn't named"),
-    (
-        "if the file was cut off, if bytes were added, or if a single bit was changed",
-        _DAMAGE,
-        "length only",
-    ),
-    ("A missing file is a `FileNotFoundError`.", "a missing file is a FileNotFoundError", "a missing file is damage"),
-    ("Raises DamagedCheckpoint, FileNotFoundError.", "a missing file is a FileNotFoundError", "a missing file is None"),
-    ("`read` unpickles with `weights_only=True`", "unpickled with weights_only", "unpickles anything"),
-    ("only what it has found undamaged", "a damaged file is not unpickled", "unpickles first"),
-    ("Tensors arrive on the CPU", "tensors arrive on the CPU", "back to the GPU"),
-]
 
 # ---------------------------------------------------------------- groups
 
@@ -1440,37 +1318,6 @@ WRONG_GROUPS = {
         "at most count",
     ),
 }
-_ONCE, _LAST, _SHARE = (
-    "each batch once, in order, the same object",
-    "last: at the end of each group",
-    "weight: the share of the group's samples",
-)
-_NESTED, _AHEAD = "samples are counted in the first tensor, however nested", "reads at most count batches ahead"
-_REFUSED = "ValueError for what can't be grouped"
-PROMISES_GROUPS = [
-    ("a generator of triples `(batch, weight, last)`", _ONCE, "lists for tuples"),
-    (
-        "It yields the batches of an iterable, which may have no end, the same objects, each once and in order.",
-        _ONCE,
-        "the reverse order",
-    ),
-    ("Each `count` of them form a group", _LAST, "last at the end of all"),
-    ("the last group may have fewer", _ONCE, "drops the last group"),
-    ("`weight` is the batch's share of its group's samples, a float.", _SHARE, "one over the count"),
-    ("each with its share of the group's samples", _SHARE, "one over the count"),
-    ("and whether it is the last", _LAST, "last by the count"),
-    ("A batch's samples are counted along the first dimension of its first tensor", _NESTED, "elements for samples"),
-    ("its first tensor that has one", _NESTED, "a number has no length"),
-    ("it may lie in dictionaries, lists and tuples, depth first", _NESTED, "dictionaries are not entered"),
-    ("behind things that are no tensors", _NESTED, "first place only"),
-    ("`last` is `True` for the last batch of a group, else `False`.", _LAST, "last by the count"),
-    ("It reads at most `count` batches ahead of what it has yielded", _AHEAD, "reads all first"),
-    ("and holds two groups at most", _AHEAD, "keeps all batches"),
-    ("With `count=1` it reads no batch before the one that it yields was used.", _AHEAD, "reads one more"),
-    ("`ValueError` for a `count` below 1, raised at the first `next`;", _REFUSED, "any count"),
-    ("also for a batch without such a tensor", _REFUSED, "a TypeError"),
-    ("and for a group without a sample", _REFUSED, "a division by zero"),
-]
 
 # ---------------------------------------------------------------- a run that goes on
 
@@ -1735,54 +1582,6 @@ WRONG_TRAINER = {
         "same bits",
     ),
 }
-_DRAW, _BITS = "generators draw the same again", "a run that goes on ends with the same bits"
-_LOOKS = "generator_states() and state_dict() only look"
-_PUT, _OTHER = "load_state_dict puts back", "ValueError for other callbacks, before anything is changed"
-PROMISES_TRAINER = [
-    ("Write `Trainer`, a `Resumable` with a complete state", "is derived from Resumable", "not a Resumable"),
-    (
-        "A loop with callbacks whose runs can be interrupted at any moment and gone on with.",
-        _BITS,
-        "generators are not put back",
-    ),
-    (
-        "a run interrupted after any batch and resumed ends with the same weights and logs, bit for bit",
-        _BITS,
-        "generators before callbacks",
-    ),
-    (
-        "`state_dict()` is a dictionary of what `Resumable.state_dict` gives",
-        _BITS,
-        "without what Savable gives",
-    ),
-    ("and the states of the optimizer, of the scaler and of all callbacks", _PUT, "without the scaler"),
-    ('under `"generators"` it has `generator_states()`', _BITS, "generators are not put back"),
-    ("It is a snapshot", "is a snapshot", "no snapshot"),
-    ("later steps don't change it", "is a snapshot", "a shallow one"),
-    ("and taking it changes nothing", _LOOKS, "evaluation mode while it saves"),
-    ('`load_state_dict(state)` puts all but `"place"` back', _PUT, "without the optimizer"),
-    ("the generators included", _BITS, "generators are not put back"),
-    ("`ValueError`, before anything was changed", _OTHER, "refused too late"),
-    ("if the callbacks' type names are not those saved, in order", _OTHER, "in any order"),
-    ("`generator_states()` holds Python's, NumPy's and PyTorch's global generators", _DRAW, "NumPy's is left out"),
-    (
-        "that of the accelerator `self.device`, if it is one",
-        "an accelerator's generator, where there is one",
-        "the accelerator's is left out",
-    ),
-    (
-        "those of both loaders, which `loader_generators([self.train_loader, self.val_loader])` lists",
-        _DRAW,
-        "the loaders' are left out",
-    ),
-    ("It draws from none of them", _LOOKS, "draws while it saves"),
-    ("`set_generator_states(states)` puts them back", _DRAW, "Python's is left out"),
-    (
-        "It all survives `CheckpointFile`, that is `torch.load` with `weights_only=True`.",
-        _BITS,
-        "NumPy's array as it is",
-    ),
-]
 
 CHECKS = {
     "EarlyStopping": check.early_stopping,
@@ -1790,14 +1589,6 @@ CHECKS = {
     "CheckpointFile": check.checkpoint_file,
     "grouped": check.grouped,
     "Trainer": check.trainer,
-}
-
-CONTEXT = {
-    **dict.fromkeys(CHECKS, ()),
-    "UpdateRatio": CONTEXT_RATIO,
-    "grouped": ["Batches in groups:"],
-    "CheckpointFile": ["A file that isn't what was written;", "the message names it."],
-    "EarlyStopping": ["(The skeleton lacks some methods.)"],
 }
 
 
@@ -1819,14 +1610,6 @@ class TestChecks(CheckProtocol):
         "grouped": WRONG_GROUPS,
         "Trainer": WRONG_TRAINER,
     }
-    PROMISES: ClassVar = {
-        "EarlyStopping": PROMISES_STOPPING,
-        "UpdateRatio": PROMISES_RATIO,
-        "CheckpointFile": PROMISES_FILE,
-        "grouped": PROMISES_GROUPS,
-        "Trainer": PROMISES_TRAINER,
-    }
-    CONTEXT: ClassVar = {name: ["1.", *more] for name, more in CONTEXT.items()}
 
     def hold_stand_in(self, name, stand_in):
         assert CHECKS[name].run(stand_in).status == "passed"

@@ -130,7 +130,7 @@ def test_file(topic):
     """The tests of these checks."""
     entries = "\n".join(f'    "{slug}": check.{slug},' for slug in ("aaa", "bbb", "ccc", "ddd"))
     tables = f"CHECKS = {{\n{entries}\n}}\n"
-    for name in ("RIGHT", "WRONG", "PROMISES"):
+    for name in ("RIGHT", "WRONG"):
         tables += f"{name} = {{\n" + "\n".join(f'    "{slug}": [],' for slug in ("aaa", "bbb", "ccc", "ddd")) + "\n}\n"
     return f"from shared.checks import topic_{topic.number.replace('-', '_')} as check\n\n{tables}"
 
@@ -576,7 +576,7 @@ DAMAGE_OF_FILES = {
     "tests are no Python": ("tests", "CHECKS = {", "CHECKS = {{", "exercise-tests", "-"),
     "not in CHECKS": ("tests", '"bbb": check.bbb', '"bbb": check.abb', "exercise-tests", "ex-bbb-check"),
     "no wrong answers": ("tests", 'WRONG = {\n    "aaa": [],', "WRONG = {", "exercise-tests", "ex-aaa-check"),
-    "no promises": ("tests", "PROMISES", "PROMISED", "exercise-tests", "ex-aaa-check"),
+    "no right answers": ("tests", "RIGHT", "WRITE", "exercise-tests", "ex-aaa-check"),
     "TODO in the tests": ("tests", '"bbb": [],', '"bbb": [],  # TODO', "exercise-placeholders", "-"),
 }  # fmt: skip
 HARMLESS_FILES = {

@@ -194,6 +194,12 @@ def test_image_grid_shows_every_image_in_order():
     assert (brightness[0], brightness[-1]) == (0, 1)
 
 
+def test_image_grid_uses_the_whole_scale_whatever_the_range():
+    images = torch.tensor([-3.0, 1.0, 5.0]).reshape(3, 1, 1).expand(3, 4, 4)
+    shown = [ax.images[0].get_array() for ax in image_grid(images).axes if ax.images]
+    assert [float(pixels.mean()) for pixels in shown] == [0, 0.5, 1]
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (3, 1, 8, 8), (3, 3, 8, 8)])
 def test_image_grid_takes_grey_and_colour(shape):
     assert len([ax for ax in image_grid(torch.rand(shape)).axes if ax.images]) == 3

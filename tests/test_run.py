@@ -510,6 +510,14 @@ def test_selection(small_syllabus, tmp_path):
             selection.select([name], small_syllabus)
 
 
+def test_a_bare_file_name_means_the_file_in_the_current_folder_first(small_syllabus, tmp_path, monkeypatch):
+    """In workbook/, say, where a student's notebooks have the names of the full edition."""
+    own = write(tmp_path / "workbook" / "15-01_a.ipynb", "1")
+    monkeypatch.chdir(own.parent)
+    (selected,) = selection.select([own.name], small_syllabus)
+    assert (selected.topic, selected.path) == (None, own.resolve())
+
+
 @pytest.mark.notebook
 def test_topics_not_written_are_no_failure(small_syllabus, tmp_path, monkeypatch):
     monkeypatch.setattr(run.syllabus, "load", lambda: small_syllabus)

@@ -63,6 +63,20 @@ def test_times_are_ordered_and_counted():
     assert timings["short"].calls >= 3
 
 
+def test_a_time_is_that_of_one_call(monkeypatch):
+    """By a clock that only the measured function moves."""
+    now = 0.0
+
+    def work():
+        nonlocal now
+        now += 0.0625
+
+    monkeypatch.setattr("shared.timing._synchronised_clock", lambda: now)
+    timing = measure(work, seconds=1, blocks=4)
+    assert (timing.low, timing.median, timing.high) == (0.0625, 0.0625, 0.0625)
+    assert timing.calls == 16, "for one second"
+
+
 def test_rough_times_take_a_tenth(monkeypatch):
     calls = []
     usual = compare({"": lambda: calls.append(1)}, seconds=0.05)[""].calls

@@ -14,7 +14,7 @@ from course.rules.notebook import Cell, Notebook
 from course.rules.table import Complaint, rule
 
 POINTS = 100
-TESTED_IN = ("CHECKS", "RIGHT", "WRONG", "PROMISES")  # tables of a topic's CheckProtocol
+TESTED_IN = ("CHECKS", "RIGHT", "WRONG")  # tables of a topic's CheckProtocol
 
 
 @rule("exercise-cells")
