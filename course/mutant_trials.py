@@ -133,7 +133,7 @@ def _check_call(tree: ast.Module | None, where: str) -> tuple[str, str]:
 
 
 def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
-    """The check's function, what it uses of its module, and the modules of shared.checks that the module imports."""
+    """The check's function and what it uses: of its module, and of the modules of shared.checks that these import."""
     imported = [
         f"{statement.module}.{alias.name}"
         for statement in needed
@@ -143,13 +143,23 @@ def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
     ]
     if not imported:  # the notebook defines its checks
         return []
-    statements = _module(imported[0]).body
-    others = sorted(
-        statement.module
-        for statement in statements
-        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("shared.checks.")
-    )
-    return [*needed_for({check.removeprefix(CHECK + ".")}, statements), *map(_module, others)]
+    return _definitions(imported[0], {check.removeprefix(CHECK + ".")})
+
+
+def _definitions(module: str, names: set[str]) -> list[ast.AST]:
+    """The statements of a module of shared.checks that the names need, and what they import from others of them.
+
+    Not of shared.checks.exercise: how an outcome is told and counted decides none.
+    """
+    found: list[ast.AST] = []
+    for statement in needed_for(names, _module(module).body):
+        other = statement.module if isinstance(statement, ast.ImportFrom) else None
+        if other and other.startswith("shared.checks."):
+            if other != "shared.checks.exercise":
+                found += _definitions(other, {alias.name for alias in statement.names})
+        else:
+            found.append(statement)
+    return found
 
 
 @functools.cache
@@ -224,7 +234,7 @@ def _is_docstring(node: object) -> bool:
 def prepare(chosen: Iterable[Target]) -> None:
     """Let the processes that follow start with the imports of these exercises done; no effect where they can't fork."""
     # the optimizers import torch._dynamo at first use, which takes 2 s
-    modules = {"course.mutant_trials", "shared.checks.feedback", "torch._dynamo"}
+    modules = {"course.mutant_trials", "shared.checks.exercise", "torch._dynamo"}
     for target in chosen:
         for node in ast.parse(target.before).body:
             if isinstance(node, ast.Import):

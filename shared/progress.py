@@ -1,4 +1,4 @@
-"""How far the exercises in a folder of notebooks are, from the outputs of their checks that were saved."""
+"""How far the exercises in a folder of notebooks are, from the records that their checks left when they were saved."""
 
 import json
 import re
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from shared.text import WIDTH, wrapped
 
-# the first line that a check prints: shared/checks/feedback.py
-PASSED = re.compile(r"^Exercise \S+ · .*: passed$", re.MULTILINE)
+RECORD = "course"  # key of the metadata of a check's output: shared/checks/notebook.py
 # a newer edition of a lesson lies beside the one that was worked on
 UPDATED = re.compile(r"\.updated(-\d+)?$")
 
@@ -21,14 +20,15 @@ class Progress:
     Attributes:
         title: its first heading.
         exercises, points: how many there are.
-        done, earned: how many were passed when the notebook was last saved.
+        done: how many had passed when the notebook was last saved.
+        earned: the points, those of answers that are partly right among them.
     """
 
     title: str
     exercises: int
     points: int
     done: int
-    earned: int
+    earned: float
 
 
 def show_progress(folder: Path | str = ".") -> None:
@@ -46,7 +46,7 @@ def show_progress(folder: Path | str = ".") -> None:
     for one in [*found, total]:
         title = one.title if len(one.title) <= width else one.title[: width - 3] + "..."
         done = f"{one.done} of {one.exercises} exercises"
-        print(f"{title:<{width}}  {done:>18}  {one.earned:>4} of {one.points} points")
+        print(f"{title:<{width}}  {done:>18}  {one.earned:>5g} of {one.points} points")
 
 
 def read_progress(folder: Path) -> tuple[list[Progress], list[str]]:
@@ -68,8 +68,9 @@ def read_progress(folder: Path) -> tuple[list[Progress], list[str]]:
     return list(best.values()), unreadable
 
 
-def _progress_of(notebook: dict, name: str) -> Progress:
+def _progress_of(notebook: dict, file: str) -> Progress:
     points: dict[str, int] = {}  # of each check, by its id: a copy of the cell counts once
+    earned: dict[str, float] = {}
     passed = set()
     title = None
     for cell in notebook["cells"]:
@@ -78,13 +79,17 @@ def _progress_of(notebook: dict, name: str) -> Progress:
             title = source.splitlines()[0][2:].strip()
         check = cell["metadata"].get("nbgrader") or {}
         if cell["cell_type"] == "code" and check.get("grade"):
-            points[check["grade_id"]] = int(check.get("points") or 0)
-            if any(PASSED.search(text) for text in _printed(cell)):
-                passed.add(check["grade_id"])
-    return Progress(title or name, len(points), sum(points.values()), len(passed), sum(points[one] for one in passed))
+            name = check["grade_id"]
+            points[name] = int(check.get("points") or 0)
+            for record in _records(cell):
+                share = float(record["points"]) / record["of"]  # this edition may give other points
+                earned[name] = max(earned.get(name, 0), round(share * points[name], 1))
+                if record["status"] == "passed":
+                    passed.add(name)
+    return Progress(title or file, len(points), sum(points.values()), len(passed), sum(earned.values()))
 
 
-def _printed(cell: dict) -> Iterator[str]:
+def _records(cell: dict) -> Iterator[dict]:
     for output in cell.get("outputs", []):
-        if output.get("output_type") == "stream" and output.get("name") == "stdout":
-            yield "".join(output["text"])
+        if record := output.get("metadata", {}).get(RECORD):
+            yield record

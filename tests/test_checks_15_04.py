@@ -1595,5 +1595,6 @@ class TestChecks(CheckProtocol):
 
     def hold_stand_in(self, name, stand_in):
         """The cells below train and count with it, so all that the check asks must hold, but for the own operations."""
-        result = self.CHECKS[name].run(stand_in, without="is written without cross_entropy and nll_loss")
-        assert result.status == "passed", str(result)
+        result = self.CHECKS[name].run(stand_in)
+        others = {item.name for item in result.failures} - {"is written without cross_entropy and nll_loss"}
+        assert not others, str(result)

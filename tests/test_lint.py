@@ -119,9 +119,9 @@ def notebook(topic):
 
 def check_file(topic):
     """The checks of `notebook(topic)`."""
-    text = "from shared.checks.feedback import Trial, exercise\n"
+    text = "from shared.checks.exercise import exercise\nfrom shared.checks.trial import Trial\n"
     for place, slug in enumerate(("aaa", "bbb", "ccc", "ddd"), start=1):
-        text += f'\n\n@exercise("{topic.number}.{place}", "Half of {slug}", points=25)\n'
+        text += f'\n\n@exercise("{topic.number}.{place}", "Half of {slug}", points=25, demands=1)\n'
         text += f"def {slug}(trial: Trial, answer) -> None:\n    pass\n"
     return text
 
@@ -581,7 +581,7 @@ DAMAGE_OF_FILES = {
 }  # fmt: skip
 HARMLESS_FILES = {
     "in words": ("checks", '"15-04.2", "Half of bbb", points=25', 'title="Half of bbb", number="15-04.2", points=25'),
-    "from the module": ("checks", "@exercise(", "@feedback.exercise("),
+    "from the module": ("checks", "@exercise(", "@exercise_module.exercise("),
     "other functions": ("checks", FIRST, f"def oracle(x):\n    return x / 2\n\n\n{FIRST}"),
     "with stand-ins": ("checks", "points=25", 'points=25, stand_in=lambda: half, stand_in_name="x / 2"'),
     "annotated": ("tests", "WRONG = {", "WRONG: dict[str, list] = {"),

@@ -138,9 +138,9 @@ def test_a_mutant_that_does_what_the_original_does_is_none():
 SETUP = """
 import os
 from types import SimpleNamespace
-from shared.checks.feedback import exercise
+from shared.checks.exercise import exercise
 
-@exercise("15-94.1", "Double", points=10)
+@exercise("15-94.1", "Double", points=10, demands=1)
 def double(trial, answer):
     trial.equal("2 doubled", answer(2), 4, hint="twice")
 
@@ -217,11 +217,11 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook):
         assert digest(**change) != first
 
 
-def test_the_digest_of_a_topic_holds_its_check_and_the_feedback(monkeypatch):
+def test_the_digest_of_a_topic_holds_its_check_and_the_words_it_uses(monkeypatch):
     modules, original = [], mutant_trials._module
     monkeypatch.setattr(mutant_trials, "_module", lambda name: modules.append(name) or original(name))
     first = [target.digest for target in targets(TEMPLATE)]
-    assert {name.rpartition(".")[2] for name in modules} >= {"feedback"}
+    assert {name.rpartition(".")[2] for name in modules} >= {"trial", "comparing"}
     check = modules[0]
 
     def with_a_changed_check(name):
@@ -235,13 +235,14 @@ def test_the_digest_of_a_topic_holds_its_check_and_the_feedback(monkeypatch):
     changed = [target.digest for target in targets(TEMPLATE)]
     assert [a == b for a, b in zip(first, changed, strict=True)].count(False) == 1
 
-    def with_a_changed_feedback(name):
+    def with_a_changed_word(name):
         tree = original(name)
-        if name.endswith("feedback"):
-            tree.body.append(ast.Pass())
+        if name.endswith("comparing"):
+            functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "difference"]
+            functions[0].body.append(ast.Pass())
         return tree
 
-    monkeypatch.setattr(mutant_trials, "_module", with_a_changed_feedback)
+    monkeypatch.setattr(mutant_trials, "_module", with_a_changed_word)
     assert not set(first) & {target.digest for target in targets(TEMPLATE)}
 
 
@@ -310,7 +311,7 @@ def test_an_answer_that_fails_when_it_is_defined_is_caught():
 
 @pytest.mark.processes
 def test_nothing_passes_from_one_answer_to_the_next():
-    spoils = "import shared.checks.feedback as f\nf.Trial.equal = None\ndef double(x): return 2 * x"
+    spoils = "import shared.checks.trial as t\nt.Trial.equal = None\ndef double(x): return 2 * x"
     assert try_answer(target_of(), spoils, limit=60).status == "failed"
     assert try_answer(target_of(), ANSWER, limit=60).status == "passed"
 

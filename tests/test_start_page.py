@@ -1,9 +1,7 @@
 """The workbook's start page, and what it says about the exercises that are done."""
 
 import argparse
-import contextlib
 import importlib.util
-import io
 import re
 import subprocess
 import sys
@@ -12,6 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import lab, start_page, syllabus, workbook
@@ -97,7 +97,7 @@ def test_jupyterlab_knows_the_option():
 # what is done
 
 
-@exercise("15-95.1", "Double · it", points=10)
+@exercise("15-95.1", "Double · it", points=10, demands=1)
 def double(trial, answer):
     trial.equal("doubles", answer(torch.ones(2)), torch.full((2,), 2.0))
 
@@ -109,16 +109,19 @@ def unattempted(x):
 def check_cell(grade_id, points, answer=None):
     """A check cell as Jupyter stores it after it was run with this answer; not run if None."""
     cell = new_code_cell("check.double(answer)", metadata={"nbgrader": check_metadata(grade_id, points)})
-    if answer is None:
-        return cell
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            double(answer)
-    except CheckFailed as error:
-        cell.outputs = [new_output("error", ename="CheckFailed", evalue=str(error), traceback=str(error).splitlines())]
-    else:
-        cell.outputs = [new_output("stream", name="stdout", text=printed.getvalue())]
+    if answer is not None:
+        InteractiveShell.clear_instance()
+        shell = InteractiveShell.instance()
+        with capture_output() as captured:
+            try:
+                double(answer)
+            except CheckFailed as error:
+                text = str(error)
+                cell.outputs = [new_output("error", ename="CheckFailed", evalue=text, traceback=text.splitlines())]
+        InteractiveShell.clear_instance()
+        shell.history_manager.end_session()
+        for shown in captured.outputs:
+            cell.outputs.insert(0, new_output("display_data", data=shown.data, metadata=shown.metadata))
     return cell
 
 
@@ -134,7 +137,7 @@ def wrong(x):
     return x
 
 
-def test_only_passed_checks_count(tmp_path):
+def test_passed_checks_count_and_points_that_were_earned(tmp_path):
     save(
         tmp_path / "15-95_a.ipynb",
         check_cell("a", 10, right),
@@ -146,6 +149,14 @@ def test_only_passed_checks_count(tmp_path):
     assert (progress.title, progress.exercises, progress.points) == ("15-95: A | title", 4, 100)
     assert (progress.done, progress.earned) == (1, 10)
     assert unreadable == []
+
+
+def test_a_line_that_was_printed_is_no_record(tmp_path):
+    cell = check_cell("a", 10)
+    cell.outputs = [new_output("stream", name="stdout", text="Exercise 15-95.1 · Double · it: passed\n")]
+    save(tmp_path / "a.ipynb", cell)
+    (progress,), _ = read_progress(tmp_path)
+    assert (progress.done, progress.earned) == (0, 0)
 
 
 def test_a_copied_check_counts_once(tmp_path):

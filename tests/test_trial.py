@@ -141,21 +141,6 @@ def test_an_exception_is_shown_with_the_students_line_and_what_stands_behind_a_c
         assert line in failed.got
 
 
-def test_an_item_can_be_left_out():
-    def body(trial, answer):
-        trial.equal("one", answer, 1)
-        with trial.group("two"):
-            trial.equal("case", answer, 2)
-        trial.call("three", lambda: 1 / (answer - 3))
-
-    check = exercise("15-96.1", "x", points=1, demands=2)(body)
-    assert [item.name for item in check.run(2).failures] == ["one"]
-    assert check.run(2, without="one").status == "passed"
-    assert [item.name for item in check.run(1).failures] == ["two"]
-    assert check.run(1, without="two").status == "passed"
-    assert [item.name for item in check.run(3, without="one").failures] == ["two", "three"]
-
-
 def test_a_part_that_is_still_a_stub_fails_its_group_once_another_was_judged():
     def stub():
         raise NotImplementedError

@@ -74,16 +74,15 @@ class Exercise:
         self._skipped = False
         self._handed_out: list[Any] = []
 
-    def run(self, answer: Any, *, without: str | None = None, seed: int = SEED, seconds: float = SECONDS) -> Result:
+    def run(self, answer: Any, *, seed: int = SEED, seconds: float = SECONDS) -> Result:
         """Judge an answer without printing or raising. Random state (PyTorch's, NumPy's, Python's) stays as it was.
 
         Args:
             answer: the student's object.
-            without: a demand to leave out.
             seed: another seed gives other random cases.
             seconds: after which the check is ended, and the demand that an answer ends has failed.
         """
-        trial = Trial(without)
+        trial = Trial()
         result = Result(self.number, self.title, self.points, demands=self.demands)
         try:
             with _own_random_state(seed), torch.enable_grad(), time_limit(seconds):

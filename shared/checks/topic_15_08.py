@@ -163,7 +163,7 @@ def _shift_on_ranks(notes: Notes, answer: Callable, cases: list[_Shift]) -> list
     return found
 
 
-@exercise("15-08.1", "Ring shift", points=10)
+@exercise("15-08.1", "Ring shift", points=10, demands=6)
 def ring_shift(trial: Trial, answer: Any) -> None:
     """`answer(tensor, by, group)` returns the tensor from `by` places to the left."""
     cases = _shifts()
@@ -308,7 +308,9 @@ def _tree_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None
     return 0
 
 
-@exercise("15-08.2", "Tree broadcast", points=15, stand_in=lambda: _tree_stand_in, stand_in_name="dist.broadcast")
+@exercise(
+    "15-08.2", "Tree broadcast", points=15, demands=6, stand_in=lambda: _tree_stand_in, stand_in_name="dist.broadcast"
+)
 def tree_broadcast(trial: Trial, answer: Any) -> None:
     """`answer(tensor, src, group)` broadcasts in place in ceil(log2 N) rounds and returns the messages sent."""
     cases = _broadcasts()
@@ -471,7 +473,7 @@ def _two_ways_on_ranks(notes: Notes, answer: Callable) -> list[dict[str, Any]]:
     return found
 
 
-@exercise("15-08.3", "A ring in both directions", points=20)
+@exercise("15-08.3", "A ring in both directions", points=20, demands=6)
 def two_way_ring(trial: Trial, answer: Any) -> None:
     """`answer(tensor, group)` sums in place; half of the tensor goes one way around the ring, half the other."""
     hint = "does each rank start all messages of a step before it waits for one?"
@@ -624,7 +626,7 @@ def _train_on_ranks(notes: Notes, answer: Callable) -> dict[int, list[tuple[Any,
     return found
 
 
-@exercise("15-08.4", "Find the deadlock", points=20)
+@exercise("15-08.4", "Find the deadlock", points=20, demands=5)
 def train_until(trial: Trial, answer: Any) -> None:
     """`answer(steps, patience, group)` trains until the mean loss no longer falls; all ranks stop together."""
     hint = "in this case, how often does each rank come to the call that it waits in?"
@@ -754,7 +756,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-@exercise("15-08.5", "Bucketed averaging", points=15)
+@exercise("15-08.5", "Bucketed averaging", points=15, demands=5)
 def average_gradients(trial: Trial, answer: Any) -> None:
     """`answer(parameters, bucket_bytes, group)` averages gradients in buckets and returns how many there were."""
     hint = "do all ranks make the same buckets, whatever the layout of their gradients?"
@@ -897,7 +899,9 @@ def _uncut(
     return _Backward(tuple(ready), tuple(sizes), ranks, alpha, beta).spans([len(sizes)])
 
 
-@exercise("15-08.6", "Cut the buckets", points=20, stand_in=lambda: _uncut, stand_in_name="all in one bucket")
+@exercise(
+    "15-08.6", "Cut the buckets", points=20, demands=5, stand_in=lambda: _uncut, stand_in_name="all in one bucket"
+)
 def cut_buckets(trial: Trial, answer: Any) -> None:
     """`answer(ready, sizes, ranks, alpha, beta)` returns (gradients, start, end) of the buckets that end earliest."""
 

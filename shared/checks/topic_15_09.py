@@ -52,7 +52,12 @@ def _gradient(answer: Callable[[Tensor], Tensor], images: Tensor, weights: Tenso
 
 
 @exercise(
-    "15-09.1", "A NaN in the second step", points=10, stand_in=lambda: _contrast, stand_in_name="one of the check's"
+    "15-09.1",
+    "A NaN in the second step",
+    points=10,
+    demands=6,
+    stand_in=lambda: _contrast,
+    stand_in_name="one of the check's",
 )
 def contrast(trial: Trial, answer: Any) -> None:
     """`answer(images)` gives each image's deviation, with a gradient of 0 at uniform images."""
@@ -119,7 +124,7 @@ def _tensors_in(value: object) -> bool:
     return _tensors_in(list(value.values())) if isinstance(value, dict) else isinstance(value, Tensor)
 
 
-@exercise("15-09.2", "A backward that almost works", points=15)
+@exercise("15-09.2", "A backward that almost works", points=15, demands=5)
 def soft_clip(trial: Trial, answer: Any) -> None:
     """`answer.apply(x, s)` is s · tanh(x / s) with its own backward; autograd of the formula says what is right."""
     seen: list[tuple[Any, Any]] = []
@@ -273,7 +278,7 @@ def _graded(loss: Callable, model: nn.Module, x: Tensor, y: Tensor, wanted: bool
     return value, shown
 
 
-@exercise("15-09.3", "Two losses that train something else", points=15)
+@exercise("15-09.3", "Two losses that train something else", points=15, demands=8)
 def losses(trial: Trial, answer: Any) -> None:
     """`answer` holds loss_3 and loss_4, called with (model, x, y)."""
     cases = [(5, torch.float64), (2, torch.float32), (1, torch.float64), (4, torch.float64), (7, torch.float32)]
@@ -534,7 +539,7 @@ def _check_train_6(trial: Trial, answer: Callable) -> None:
         )
 
 
-@exercise("15-09.4", "Two loops in the wrong order", points=20)
+@exercise("15-09.4", "Two loops in the wrong order", points=20, demands=11)
 def loops(trial: Trial, answer: Any) -> None:
     """`answer` holds train_5 and train_6."""
     _check_train_5(trial, answer[0])
@@ -812,6 +817,7 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
     "15-09.5",
     "A script that grows and a script that waits",
     points=20,
+    demands=10,
     stand_in=lambda: (_record_7, _confusion_8),
     stand_in_name="two of the check's",
 )
@@ -862,6 +868,7 @@ def _train_9(model: Any, optimizer: Any, images: Tensor, labels: Tensor, epochs:
     "15-09.6",
     "Two bugs and one curve",
     points=20,
+    demands=6,
     stand_in=lambda: _train_9,
     stand_in_name="one of the check's",
 )

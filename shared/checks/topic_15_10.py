@@ -148,7 +148,12 @@ def _early_stopping() -> Any:
 
 
 @exercise(
-    "15-10.1", "Early stopping", points=15, stand_in=lambda: _early_stopping(), stand_in_name="one of the check's"
+    "15-10.1",
+    "Early stopping",
+    points=15,
+    demands=11,
+    stand_in=lambda: _early_stopping(),
+    stand_in_name="one of the check's",
 )
 def early_stopping(trial: Trial, answer: Any) -> None:
     """`answer(monitor, mode, patience, min_delta, threshold, divergence)` raises StopFit at the end of an epoch."""
@@ -581,6 +586,7 @@ def _update_ratio() -> Any:
     "15-10.2",
     "Update-to-weight ratios",
     points=15,
+    demands=9,
     stand_in=lambda: _update_ratio(),
     stand_in_name="one of the check's",
 )
@@ -850,6 +856,7 @@ def _raised_by(action: Callable[[], object]) -> str:
     "15-10.3",
     "A checkpoint that is whole",
     points=20,
+    demands=12,
     stand_in=lambda: _checkpoint_file(),
     stand_in_name="one of the check's",
 )
@@ -1156,7 +1163,14 @@ def _walk(batch: Any) -> Iterator[Tensor]:
             yield from _walk(part)
 
 
-@exercise("15-10.4", "Groups of batches", points=20, stand_in=lambda: _grouped(), stand_in_name="one of the check's")
+@exercise(
+    "15-10.4",
+    "Groups of batches",
+    points=20,
+    demands=6,
+    stand_in=lambda: _grouped(),
+    stand_in_name="one of the check's",
+)
 def grouped(trial: Trial, answer: Any) -> None:
     """`answer(batches, count)` yields (batch, weight, last)."""
 
@@ -1490,7 +1504,14 @@ def _trainer() -> Any:
     return Trainer
 
 
-@exercise("15-10.5", "A run that goes on", points=30, stand_in=lambda: _trainer(), stand_in_name="one of the check's")
+@exercise(
+    "15-10.5",
+    "A run that goes on",
+    points=30,
+    demands=7,
+    stand_in=lambda: _trainer(),
+    stand_in_name="one of the check's",
+)
 def trainer(trial: Trial, answer: Any) -> None:
     """`answer` is a Resumable with a complete state."""
     _derived(trial, answer, "Resumable")
