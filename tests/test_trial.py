@@ -58,6 +58,22 @@ def test_points_are_a_share_to_one_decimal():
     assert judged(lambda trial: trial.equal("a", 1, 1)).earned == 12
 
 
+def test_demands_that_doing_nothing_meets_earn_nothing_alone():
+    def body(trial, works):
+        trial.that("computes", works, expected="4", got="None")
+        trial.equal("x stays as it is", 1, 1, free=True)
+        with trial.group("the model stays as it is", free=True):
+            trial.equal("its mode", True, True)
+
+    assert judged(lambda trial: body(trial, False), demands=3).earned == 0
+
+    def half(trial):
+        body(trial, True)
+        trial.equal("and returns it", 1, 2)
+
+    assert judged(half, demands=4).earned == 9
+
+
 def test_a_demand_in_many_places_counts_once_and_fails_with_its_first_case():
     def body(trial):
         for n in range(4):

@@ -33,6 +33,7 @@ class Item:
         name: what is demanded, the same in every run.
         passed: whether the answer meets it.
         guard: it keeps what follows from breaking; a guard that passed is not shown and earns nothing.
+        free: an answer that does nothing meets it, too; it earns points only beside one that is not free.
         expected, got, hint: what is shown when it fails.
         see: number of the task's folded hint that helps, or None.
     """
@@ -44,6 +45,7 @@ class Item:
     got: str = ""
     hint: str = ""
     see: int | None = None
+    free: bool = False
 
     def lines(self) -> list[str]:
         """How the item is shown."""
@@ -88,13 +90,15 @@ class Result:
 
     @property
     def earned(self) -> float:
-        """Points for this answer: the share of the demands that it meets, to one decimal."""
+        """The share of the points that the demands it meets are worth, to one decimal; 0 if all of these are free."""
         if self.status == "passed":
             return self.points
         if self.status != "failed" or not self.demands:
             return 0
-        met = sum(item.passed and not item.guard for item in self.items)
-        return round(self.points * min(met / self.demands, 1.0), 1)
+        met = [item for item in self.items if item.passed and not item.guard]
+        if all(item.free for item in met):
+            return 0
+        return round(self.points * min(len(met) / self.demands, 1.0), 1)
 
     @property
     def failures(self) -> list[Item]:

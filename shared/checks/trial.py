@@ -25,7 +25,8 @@ class Trial:
     """Collects what a check finds. A demand that fails doesn't keep the others from being judged.
 
     A demand is named by a text and is judged by one call or by many; it fails with its first case that does. Where the
-    following lines need a demand to hold, `needs` and `call` end the check.
+    following lines need a demand to hold, `needs` and `call` end the check. A demand that an answer meets by doing
+    nothing, such as "the arguments stay as they were", is `free`: it earns points only beside one that is not.
 
     Attributes:
         suspect: the group in which the check's own code raised, or "".
@@ -52,13 +53,21 @@ class Trial:
         return any(not item.passed for item in self._items.values())
 
     def that(
-        self, item: str, condition: bool, *, expected: object, got: object, hint: str = "", see: int | None = None
+        self,
+        item: str,
+        condition: bool,
+        *,
+        expected: object,
+        got: object,
+        hint: str = "",
+        see: int | None = None,
+        free: bool = False,
     ) -> None:
         """Demand that `condition` holds; `expected` and `got` are shown if it does not.
 
         trial.that("all are positive", bool((y > 0).all()), expected="numbers above 0", got=y.min().item())
         """
-        self._hold(item, condition, expected, got, hint, see)
+        self._hold(item, condition, expected, got, hint, see, free=free)
 
     def needs(
         self, item: str, condition: bool, *, expected: object, got: object, hint: str = "", see: int | None = None
@@ -66,10 +75,12 @@ class Trial:
         """Like `that`, for what the following lines rely on: a failure ends the check, and a pass earns no points."""
         self._hold(item, condition, expected, got, hint, see, guard=True)
 
-    def equal(self, item: str, got: Any, want: Any, *, hint: str = "", see: int | None = None) -> None:
+    def equal(
+        self, item: str, got: Any, want: Any, *, hint: str = "", see: int | None = None, free: bool = False
+    ) -> None:
         """Demand that the two are the same, as `shared.checks.comparing.difference` says with `exact`."""
         expected, found = difference(got, want, exact=True) or ("", "")
-        self._hold(item, not expected, expected, found, hint, see)
+        self._hold(item, not expected, expected, found, hint, see, free=free)
 
     def close(
         self,
@@ -101,7 +112,7 @@ class Trial:
             return value
 
     @contextmanager
-    def group(self, item: str, *, hint: str = "", see: int | None = None) -> Iterator[None]:
+    def group(self, item: str, *, hint: str = "", see: int | None = None, free: bool = False) -> Iterator[None]:
         """Judge many cases of one demand. The first case that fails ends the group and is named in the report; an
         exception of the answer's own fails it, too; `hint` and `see` serve the cases that have none.
 
@@ -123,7 +134,7 @@ class Trial:
             return
         finally:
             self._group = None
-        self._record(Item(item, passed=True))
+        self._record(Item(item, passed=True, free=free))
 
     def _raised_in_group(self, error: Exception) -> None:
         item, hint, see = self._group or ("", "", None)
@@ -149,6 +160,7 @@ class Trial:
         hint: str,
         see: int | None,
         guard: bool = False,
+        free: bool = False,
     ) -> None:
         case = ""
         if self._group is not None:
@@ -159,7 +171,7 @@ class Trial:
                 hint, see = self._group[1:]
         if passed:
             if not case:
-                self._record(Item(item, passed=True, guard=guard))
+                self._record(Item(item, passed=True, guard=guard, free=free))
             return
         self._record(Item(item, False, guard, str(expected), f"{got}{case}", hint, see))
         if case:

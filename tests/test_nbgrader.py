@@ -1,0 +1,77 @@
+"""nbgrader on the course's own 15-03: untouched it earns nothing, solved all, and half-solved its part."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from course import exercise_form
+from course.environment import ROOT
+
+pytest.importorskip("nbgrader")
+
+(SOURCE,) = ROOT.glob("module*/15-03_*.ipynb")
+CONFIG = """\
+c = get_config()
+c.CourseDirectory.root = "."
+c.ExecutePreprocessor.timeout = 300
+"""
+
+
+def nbgrader(folder: Path, *arguments: str) -> None:
+    settings = {"COURSE_DATA": "sample", "COURSE_TIMING": "rough", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    run = subprocess.run(
+        command, cwd=folder, env={**os.environ, **settings}, timeout=600, check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+
+
+def submit(folder: Path, student: str, answers: dict[str, str]) -> None:
+    """Hand in the released notebook with the sources of these cells."""
+    notebook = json.loads((folder / "release" / "ps" / SOURCE.name).read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = answers.get(cell["id"], "".join(cell["source"]))
+    path = folder / "submitted" / student / "ps" / SOURCE.name
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_nothing_earns_nothing_all_earns_all_and_a_part_its_part(tmp_path, monkeypatch):
+    from nbgrader.api import Gradebook
+
+    programs = str(Path(sys.executable).parent)  # nbgrader calls one of them by its bare name
+    monkeypatch.setenv("PATH", programs + os.pathsep + os.environ["PATH"])
+
+    source = tmp_path / "source" / "ps" / SOURCE.name
+    source.parent.mkdir(parents=True)
+    source.write_bytes(SOURCE.read_bytes())
+    (tmp_path / "nbgrader_config.py").write_text(CONFIG)
+    nbgrader(tmp_path, "generate_assignment", "ps")
+    cells = {cell["id"]: "".join(cell["source"]) for cell in json.loads(SOURCE.read_text(encoding="utf-8"))["cells"]}
+    solved = {name: text for name, text in cells.items() if exercise_form.BEGIN in text}
+    # two right answers, and one whose rows lack nothing but the shapes of dictionaries
+    partly = solved["ex-summary"].replace("dict | list | tuple", "list | tuple")
+    assert partly != solved["ex-summary"]
+    submit(tmp_path, "untouched", {})
+    submit(tmp_path, "solved", solved)
+    submit(tmp_path, "half", {"ex-groups": solved["ex-groups"], "ex-lazy": solved["ex-lazy"], "ex-summary": partly})
+    nbgrader(tmp_path, "autograde", "ps")
+    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}") as book:
+        scores = {
+            student: {
+                grade.cell.name: grade.auto_score for grade in book.find_submission("ps", student).notebooks[0].grades
+            }
+            for student in ("untouched", "solved", "half")
+        }
+    assert set(scores["untouched"].values()) == {0}
+    assert sum(scores["solved"].values()) == 100
+    half = scores["half"]
+    assert (half["ex-groups-check"], half["ex-lazy-check"]) == (20, 20)
+    assert (half["ex-registration-check"], half["ex-surgery-check"]) == (0, 0)
+    assert 10 <= half["ex-summary-check"] < 20
