@@ -1137,6 +1137,26 @@ def train_9_copy(model, optimizer, images, labels, epochs, held):
     return accuracies
 
 
+def train_9_by_count(model, optimizer, images, labels, epochs, held):
+    """The deviation divides by the count: the task doesn't say which one."""
+    rest = images[held:]
+    mean = rest.mean(dim=(0, 2, 3), keepdim=True)
+    variance = rest.var(dim=(0, 2, 3), correction=0, keepdim=True)
+    standard = (images - mean) * variance.rsqrt()
+    accuracies = []
+    for _ in range(epochs):
+        model.train()
+        for x, y in zip(standard[held:].split(64), labels[held:].split(64), strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            found = model(standard[:held]).argmax(dim=1)
+        accuracies.append((found == labels[:held]).float().mean().item())
+    return accuracies
+
+
 def pair(*changes):
     return variant("pair", *changes)
 
@@ -1151,6 +1171,13 @@ WRONG_PAIR = {
     "held images twice": (pair(("model(standard[:held])", "model((standard[:held] - mean) / std)")), "the held images"),
     "held images by their own": (
         pair(("model(standard[:held])", "model((images[:held] - images[:held].mean((0, 2, 3), keepdim=True)) / std)")),
+        "the held images",
+    ),
+    "held images by another deviation": (
+        pair(
+            ("model(standard[:held])", "model((images[:held] - mean) / other)"),
+            (_STANDARD, _STANDARD + "    other = images[held:].std(dim=(0, 2, 3), keepdim=True, correction=0)\n"),
+        ),
         "the held images",
     ),
     "mean over all": (pair(("mean = images[held:]", "mean = images")), "the batches are"),
@@ -1294,7 +1321,7 @@ RIGHT = {
         (record_with_defaults, confusion_by_scatter),
         (record_with_defaults, confusion_by_einsum),
     ],
-    "train_9": [train_9_lazily, train_9_copy],
+    "train_9": [train_9_lazily, train_9_copy, train_9_by_count],
 }
 WRONG = {
     "contrast": WRONG_CONTRAST,
