@@ -440,9 +440,12 @@ class _Ratios:
         seed, step: of the weights, and the number of the step before the first.
         width: how many times as large the parameters are.
         watched: whether what the hooks touch is noted.
+        device: of the model; on 'meta', where tensors hold no values, `want` stays empty.
     """
 
-    def __init__(self, seed: int = 0, step: int = 0, width: int = 1, watched: bool = False) -> None:
+    def __init__(
+        self, seed: int = 0, step: int = 0, width: int = 1, watched: bool = False, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(seed)
         model = nn.Module()
         model.a = nn.Linear(5, 7 * width)
@@ -453,7 +456,7 @@ class _Ratios:
         model.frozen = nn.Parameter(torch.randn(4 * width), requires_grad=False)
         model.tied = model.a
         model.empty_like = nn.Parameter(torch.randn(6, 4 * width).t())  # not contiguous
-        self.model = model
+        self.model, self.device = model.to(device), device
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.03, weight_decay=0.2)
         self.loop = SimpleNamespace(
             model=model, optimizer=self.optimizer, step=step, epoch=0, ending=None, rank=0,
@@ -507,7 +510,7 @@ class _Ratios:
 
     def batch(self, callback: Any, every: int, drop: bool = False) -> None:
         """One step; with `drop` another callback leaves the batch before its step."""
-        model, x = self.model, torch.randn(4, 5)
+        model, x = self.model, torch.randn(4, 5, device=self.device)
         self.call(callback, "on_batch_start")
         with torch.no_grad():
             model.empty_like.mul_(0.9)  # somebody else's doing, no part of the step's update
@@ -525,7 +528,7 @@ class _Ratios:
             self.optimizer.step()
             self.loop.step += 1
             for name, p in model.named_parameters():
-                if p.requires_grad and self.loop.step % every == 0:
+                if p.requires_grad and self.loop.step % every == 0 and self.device != "meta":
                     ratio = (p.detach().double() - old[name]).norm() / (old[name].norm() + 1e-12)
                     self.want.setdefault(name, []).append((self.loop.step, float(ratio)))
             self.call(callback, "on_after_step")
@@ -673,8 +676,16 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         again.call(callback, "on_fit_end")
         got = {name: len(callback.history.get(name, [])) for name in again.want}
         trial.equal("rows after a second fit of one step", got, dict.fromkeys(again.want, 1))
-    reads, hint = sorted(set(trained(1, (25, 3))[0].reads)), "which line of the hook gives Python what a tensor holds?"
-    trial.equal("nothing is read in the hooks of a batch", reads, [], hint=hint, see=2)
+    hint = "which line of the hook gives Python, or a tensor on the CPU, what a tensor on the device holds?"
+    with trial.group("nothing is read in the hooks of a batch", hint=hint, see=2):
+        reads = sorted(set(trained(1, (25, 3))[0].reads))
+        trial.equal("calls that read, in 28 steps", reads, [])
+        training, callback = _Ratios(device="meta"), answer()
+        training.call(callback, "on_fit_start")
+        training.call(callback, "on_epoch_start")
+        case = "a model on 'meta', where tensors hold no values that could be read"
+        for _ in range(2):
+            trial.call(case, lambda: training.batch(callback, 1))
     touched = sorted(set(trained(1, (2, 2), watched=True)[0].touched))
     trial.equal("it only looks", touched, [], hint="what does the named hook change?")
     item, hint = "no copy of a weight is kept after its step", "who still holds one?"
