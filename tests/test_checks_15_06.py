@@ -1274,8 +1274,8 @@ WRONG_BACKEND = {
         "gradients flow",
     ),
     "tensors only": (variant("backend", (" if isinstance(v, Tensor) else v for v", " for v")), "no tensors"),
-    "symbolic sizes as they are": (variant("backend", ("v.node.hint if isinstance(v, torch.SymInt) else v", "v")), "no tensors[\\s\\S]*log with symbolic sizes"),
-    "sizes by int()": (variant("backend", ("v.node.hint if", "int(v) if")), "no tensors[\\s\\S]*graphs that torch"),
+    "symbolic sizes as they are": (variant("backend", ("v.node.hint if isinstance(v, torch.SymInt) else v", "v")), "no tensors[\\s\\S]*log for a symbolic size"),
+    "sizes by int()": (variant("backend", ("v.node.hint if", "int(v) if")), "no tensors[\\s\\S]*size afterwards"),
 }  # fmt: skip
 _IN_ORDER = "passes run in order, each on the result of those before"
 _COPIES = "trying runs on copies"

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.optimization import fuse
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.checks.feedback import Trial, exercise
@@ -1379,6 +1381,12 @@ def _hold_log(trial: Trial, case: str, log: Any, want: list[list[tuple[str, int,
             trial.equal(f"nodes after {name}, in the {case}", nodes, left, hint=hint)
 
 
+def _symbolic_size(size: int) -> torch.SymInt:
+    """What torch.compile gives a backend for a size that has changed."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return mode.from_tensor(torch.zeros(size)).shape[0]
+
+
 def _wave(m: Any, x: Tensor) -> tuple[Tensor, ...]:
     return (torch.sin(operator.neg(operator.neg(x))) * 2 + m.scale, x + 1)
 
@@ -1524,25 +1532,20 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         run = backend(fx.GraphModule(nn.Module(), graph), [x, 3])
         trial.equal("outputs for a tensor and a number", run(x, 3), (x * 3,))
         _hold_log(trial, "log for a tensor and a number", backend.log, [[("_same", 4, True)]])
-        left = []
-        backend = answer([_drop_last, _sin_to_cos])
-
-        def recorded(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-            left.append(len(_drop_last(copy.deepcopy(gm)).graph.nodes))
-            return backend(gm, example_inputs)
-
-        # A GraphModule's code is new each time; the same function would reach torch.compile's limit on recompilations.
-        gm = capture(lambda m, x: (torch.sin(operator.neg(operator.neg(x))).reshape(x.shape[0] * x.shape[1]),))
-        run = torch.compile(gm, backend=recorded, dynamic=True)
-        with redirect_stderr(io.StringIO()):
-            for rows in (4, 5, 6):
-                x = torch.randn(rows, 3)
-                trial.equal(f"outputs for {rows} rows, with symbolic sizes", run(x), gm(x))
         hint = "what does the task say of symbolic sizes?"
-        case = "graphs that torch.compile(dynamic=True) records for 4, 5 and 6 rows"
-        trial.equal(case, len(left), 1, hint=hint)
-        want = [("_drop_last", left[0], True), ("_sin_to_cos", left[0], False)]
-        _hold_log(trial, "log with symbolic sizes", backend.log, [want], hint)
+        rows, backend = _symbolic_size(len(x)), answer([_drop_last, _sin_to_cos])
+        gm = fx.symbolic_trace(lambda rows, x: (torch.sin(operator.neg(operator.neg(x))).reshape(rows * 3),))
+        left = len(gm.graph.nodes) - 1
+        with redirect_stderr(io.StringIO()):
+            run = backend(gm, [rows, x])
+        trial.equal("outputs for a symbolic size and a tensor", run(2, x[:2]), (torch.sin(x[:2]).reshape(6),))
+        want = [("_drop_last", left, True), ("_sin_to_cos", left, False)]
+        _hold_log(trial, "log for a symbolic size and a tensor", backend.log, [want], hint)
+        stays, got = (
+            rows.node.maybe_as_int() is None,
+            "a fixed number: torch.compile would record a graph for each size",
+        )
+        trial.that("the size afterwards", stays, expected="one that is symbolic", got=got, hint=hint)
 
 
 class _NoPasses:
