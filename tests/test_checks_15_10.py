@@ -905,6 +905,26 @@ class ByPathlib(ANSWERS["CheckpointFile"]):
         return torch.load(io.BytesIO(content), map_location=lambda storage, where: storage, weights_only=True)
 
 
+class Unbuffered(ANSWERS["CheckpointFile"]):
+    """A raw file, which may take less than it is given."""
+
+    def write(self, state):
+        content = io.BytesIO()
+        torch.save(state, content)
+        rest = memoryview(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
+        temporary = Path(f"{self.path}.tmp")
+        with open(temporary, "wb", buffering=0) as file:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
 _MOVE = "        os.replace(temporary, self.path)\n"
 _FLUSH = "            file.flush()\n            os.fsync(file.fileno())\n"
 _FOLDER = "            os.fsync(folder)\n"
@@ -940,6 +960,14 @@ WRONG_FILE = {
     "one system call": (
         variant("file", ("file.write(hashlib", "os.write(file.fileno(), hashlib")),
         "comes back|damage",
+    ),
+    "one raw write": (
+        variant("file", (_WITH, _WITH.replace('"wb")', '"wb", buffering=0)'))),
+        "old one or the new one[\\s\\S]*disk is full",
+    ),
+    "the folder's failing fsync is passed over": (
+        variant("file", (_FOLDER, "            with suppress(OSError):\n                    os.fsync(folder)\n")),
+        "folder's entry",
     ),
     "a failing fsync is passed over": (
         variant(
@@ -1851,7 +1879,7 @@ class TestChecks(CheckProtocol):
     RIGHT: ClassVar = {
         "EarlyStopping": [ByHistory, ByNumbers],
         "UpdateRatio": [RatiosByPairs, RatiosInPlace, RatiosInABuffer],
-        "CheckpointFile": [Crc, ByPathlib],
+        "CheckpointFile": [Crc, ByPathlib, Unbuffered],
         "grouped": [grouped_by_chunks, grouped_by_recursion],
         "Trainer": [InOneDict, InAFile],
     }

@@ -710,6 +710,11 @@ class _Power(BaseException):
     """The process ends here."""
 
 
+def _number(file: Any) -> int:
+    """The descriptor of what os.fsync is given."""
+    return file if isinstance(file, int) else file.fileno()
+
+
 class _Disk:
     """Watches what happens to a folder: what it holds at each call, and what is on the disk."""
 
@@ -733,9 +738,8 @@ class _Disk:
 
         def forced(file: Any) -> None:
             self._look()
-            number = file if isinstance(file, int) else file.fileno()
-            found = os.fstat(number)
-            fsync(number)
+            found = os.fstat(_number(file))
+            fsync(file)
             if stat.S_ISDIR(found.st_mode):
                 self.folder_after = os.path.samestat(found, os.stat(self.path.parent))
             else:
@@ -760,16 +764,25 @@ class _Disk:
 
 @contextmanager
 def _full_disk(folder: Path) -> Iterator[list[str]]:
-    """Writing into a folder's files ends after 1,000 bytes, by `open`, pathlib or `os.write`; yields the refusals."""
+    """A folder's files take no more than 1,000 bytes, by `open`, pathlib or `os.write`; yields the writes cut short.
+
+    As on a real disk, the write that meets the limit takes what there is room for and returns how much that was; only
+    the next one raises.
+    """
     kept, write = io.open, os.write
-    refused: list[str] = []
+    cut: list[str] = []
+
+    def room(place: int, data: Any) -> memoryview:
+        rest = memoryview(data).cast("B")
+        if len(rest) > 1000 - place:
+            cut.append(f"{len(rest)} bytes")
+            if place >= 1000:
+                raise OSError(28, "No space left on device")
+        return rest[: 1000 - place]
 
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
-            if self.tell() >= 1000:
-                refused.append("write")
-                raise OSError(28, "No space left on device")
-            return super().write(memoryview(data)[: 1000 - self.tell()])
+            return super().write(room(self.tell(), data))
 
     def elsewhere(file: Any) -> bool:
         if isinstance(file, int):
@@ -787,14 +800,11 @@ def _full_disk(folder: Path) -> Iterator[list[str]]:
         return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
 
     def written(file: int, data: Any) -> int:
-        if not elsewhere(file) and os.lseek(file, 0, os.SEEK_CUR) >= 1000:
-            refused.append("os.write")
-            raise OSError(28, "No space left on device")
-        return write(file, memoryview(data)[:1000])
+        return write(file, data if elsewhere(file) else room(os.lseek(file, 0, os.SEEK_CUR), data))
 
     patches = mock.patch.object(io, "open", opened), mock.patch.object(os, "write", written)
     with mock.patch("builtins.open", opened), patches[0], patches[1]:
-        yield refused
+        yield cut
 
 
 def _states() -> dict[str, Any]:
@@ -936,10 +946,10 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
             got = trial.call(case, answer(path).read, hint=hint)
             trial.equal("whether it is read after the next write", _same(got, states["second"]), True, hint=hint)
         answer(path).write(states["first"])
-        with _full_disk(folder) as refused:
+        with _full_disk(folder) as cut:
             got = _raised_by(lambda: answer(path).write({"x": torch.randn(30_000)}))
-        if refused:
-            hint = "what becomes of an exception in write?"
+        if cut:
+            hint = "what becomes of an exception in write, and of a number that a write returns?"
             trial.equal("whether write raises when the disk is full", got != "no exception", True, hint=hint)
             trial.equal("whether the old one is read after that", _same(answer(path).read(), states["first"]), True)
     with trial.group("torch.save that raises leaves the old one", hint="when is path touched?", see=1):
@@ -999,6 +1009,22 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
         {"what write raises": "OSError", "the old file is still there": True},
         hint="fsync has raised OSError: what comes out of write, and what is at path then?",
     )
+    if os.name != "nt":
+        fsync = os.fsync
+
+        def files_only(file: Any) -> None:
+            if stat.S_ISDIR(os.fstat(_number(file)).st_mode):
+                raise OSError(5, "Input/output error")
+            fsync(file)
+
+        with mock.patch.object(os, "fsync", files_only):
+            got = _raised_by(lambda: answer(path).write(states["first"])).partition(":")[0]
+        trial.equal(
+            "the folder's entry is on the disk when write returns",
+            got,
+            "OSError",
+            hint="fsync of the folder has raised OSError: what comes out of write?",
+        )
     if os.path.isdir("/proc/self/fd"):
         item, hint = "nothing stays open", "what was opened and not closed?"
         gc.collect()
