@@ -334,6 +334,22 @@ class TestBackend:
             torch.compiler.reset()
         assert [entry[2] for entry in backend.log[0]] == [False, True]
 
+    def test_a_batch_size_that_became_symbolic_keeps_the_pass(self, lesson):
+        def function(x):
+            rows, columns = x.shape
+            return torch.sigmoid(x).reshape(rows * columns) + torch.sigmoid(x).reshape(rows * columns)
+
+        backend = lesson.PassBackend([lesson.eliminate_common_subexpressions])
+        torch.compiler.reset()
+        try:
+            compiled = torch.compile(function, backend=backend)
+            for rows in (3, 4, 5, 6):
+                x = torch.randn(rows, 2)
+                assert torch.equal(compiled(x), function(x))
+        finally:
+            torch.compiler.reset()
+        assert [[kept for _, _, kept in entries] for entries in backend.log] == [[True], [True]]
+
 
 def test_no_stored_output_speaks_of_deprecation():
     (path,) = MODULE.glob("15-06_*.ipynb")

@@ -932,7 +932,8 @@ class BackendByFunctions:
 
     def _try(self, gm, example_inputs):
         state = torch.get_rng_state()
-        inputs = copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in example_inputs])
+        inputs = [t.node.hint if isinstance(t, torch.SymInt) else t for t in example_inputs]
+        inputs = copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in inputs])
         gm = copy.deepcopy(gm)
         old = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
         try:
@@ -981,6 +982,41 @@ class BackendWithRecursion:
             entries += [(one.__name__, len(gm.graph.nodes), new is not None)]
         self.log += [entries]
         return lambda *args: gm(*args)
+
+
+class BackendThatComparesAll:
+    """Compares all inputs after the trial, numbers among them, and what of the state was written."""
+
+    def __init__(self, passes):
+        self.passes, self.log = passes, []
+
+    def trial(self, gm, example_inputs):
+        gm = copy.deepcopy(gm)
+        before = copy.deepcopy(gm.state_dict())
+        inputs = []
+        for value in example_inputs:
+            if isinstance(value, torch.SymInt):
+                inputs.append(value.node.hint)
+            else:
+                inputs.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+        with torch.random.fork_rng(), torch.no_grad():
+            outputs = gm(*inputs)
+        written = {k: v for k, v in gm.state_dict().items() if not torch.equal(v, before[k])}
+        return outputs, inputs, written
+
+    def __call__(self, gm, example_inputs):
+        self.log.append([])
+        for one in self.passes:
+            new, kept = None, True
+            try:
+                new = one(copy.deepcopy(gm))
+                new.graph.lint()
+                torch.testing.assert_close(self.trial(new, example_inputs), self.trial(gm, example_inputs))
+            except Exception:
+                kept = False
+            gm = new if kept else gm
+            self.log[-1].append((one.__name__, len(gm.graph.nodes), kept))
+        return gm
 
 
 _CLOSE = "                torch.testing.assert_close(results(changed), results(gm))\n"
@@ -1055,12 +1091,23 @@ WRONG_BACKEND = {
     "outputs alone": (variant("backend", ("return outputs, [v for v in inputs if isinstance(v, Tensor)], changed", "return outputs")), "same is written"),
     "outputs and inputs": (variant("backend", ("isinstance(v, Tensor)], changed", "isinstance(v, Tensor)]")), "same is written"),
     "outputs and tensors": (variant("backend", ("return outputs, [v for v in inputs if isinstance(v, Tensor)], changed", "return outputs, changed")), "same is written"),
+    "tensors that both have": (
+        variant(
+            "backend",
+            ("            changed = {key: value for key, value in after if not torch.equal(value, before[key])}\n", ""),
+            ("isinstance(v, Tensor)], changed", "isinstance(v, Tensor)], dict(after)"),
+            (_CLOSE, "                got, want = results(changed), results(gm)\n                torch.testing.assert_close(got[:2], want[:2])\n                for key in got[2].keys() & want[2].keys():\n                    torch.testing.assert_close(got[2][key], want[2][key])\n"),
+        ),
+        "same is written[\\s\\S]*_dead_code_and_modules",
+    ),
     "no gradients": (variant("backend", ("return gm.forward", "return torch.no_grad()(gm.forward)")), "gradients flow"),
     "a copy with detached inputs": (
         variant("backend", ("return gm.forward", "return lambda *a: gm(*[t.detach() if isinstance(t, Tensor) else t for t in a])")),
         "gradients flow",
     ),
     "tensors only": (variant("backend", (" if isinstance(v, Tensor) else v for v", " for v")), "no tensors"),
+    "symbolic sizes as they are": (variant("backend", ("v.node.hint if isinstance(v, torch.SymInt) else v", "v")), "no tensors[\\s\\S]*log for a symbolic size"),
+    "sizes by int()": (variant("backend", ("v.node.hint if", "int(v) if")), "no tensors[\\s\\S]*size afterwards"),
 }  # fmt: skip
 
 # ---------------------------------------------------------------- all
@@ -1084,7 +1131,7 @@ RIGHT = {
         insert_in_two_walks,
         lambda *a: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:]),
     ],
-    "PassBackend": [BackendByFunctions, BackendWithRecursion],
+    "PassBackend": [BackendByFunctions, BackendWithRecursion, BackendThatComparesAll],
 }
 WRONG = {
     "replace_relu": WRONG_REPLACE,

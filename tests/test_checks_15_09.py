@@ -750,6 +750,13 @@ def confusion_by_scatter(logits, y):
     return counts.scatter_add_(0, index, torch.ones_like(index)).reshape(classes, classes)
 
 
+def confusion_by_einsum(logits, y):
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    true = (y[:, None] == classes).double()
+    found = (logits.argmax(dim=1)[:, None] == classes).double()
+    return torch.einsum("ni,nj->ij", true, found).long()
+
+
 def growth(*changes):
     return variant("growth", *changes)
 
@@ -957,6 +964,26 @@ def train_9_copy(model, optimizer, images, labels, epochs, held):
     return accuracies
 
 
+def train_9_by_count(model, optimizer, images, labels, epochs, held):
+    """The deviation divides by the count: the task doesn't say which one."""
+    rest = images[held:]
+    mean = rest.mean(dim=(0, 2, 3), keepdim=True)
+    variance = rest.var(dim=(0, 2, 3), correction=0, keepdim=True)
+    standard = (images - mean) * variance.rsqrt()
+    accuracies = []
+    for _ in range(epochs):
+        model.train()
+        for x, y in zip(standard[held:].split(64), labels[held:].split(64), strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            found = model(standard[:held]).argmax(dim=1)
+        accuracies.append((found == labels[:held]).float().mean().item())
+    return accuracies
+
+
 def pair(*changes):
     return variant("pair", *changes)
 
@@ -971,6 +998,13 @@ WRONG_PAIR = {
     "held images twice": (pair(("model(standard[:held])", "model((standard[:held] - mean) / std)")), "the held images"),
     "held images by their own": (
         pair(("model(standard[:held])", "model((images[:held] - images[:held].mean((0, 2, 3), keepdim=True)) / std)")),
+        "the held images",
+    ),
+    "held images by another deviation": (
+        pair(
+            ("model(standard[:held])", "model((images[:held] - mean) / other)"),
+            (_STANDARD, _STANDARD + "    other = images[held:].std(dim=(0, 2, 3), keepdim=True, correction=0)\n"),
+        ),
         "the held images",
     ),
     "mean over all": (pair(("mean = images[held:]", "mean = images")), "the batches are"),
@@ -1077,8 +1111,12 @@ RIGHT = {
     "SoftClip": [ClipFromOutput, ClipByAutograd],
     "LOSSES": [(loss_3_mse, loss_4_topk), (loss_3_rows, loss_4_stack)],
     "LOOPS": [(train_5_summed, train_6_function), (train_5_scaled, ANSWERS["train_6"])],
-    "GROWTH": [(record_by_wrapping, confusion_by_product), (record_with_defaults, confusion_by_scatter)],
-    "train_9": [train_9_lazily, train_9_copy],
+    "GROWTH": [
+        (record_by_wrapping, confusion_by_product),
+        (record_with_defaults, confusion_by_scatter),
+        (record_with_defaults, confusion_by_einsum),
+    ],
+    "train_9": [train_9_lazily, train_9_copy, train_9_by_count],
 }
 WRONG = {
     "contrast": WRONG_CONTRAST,

@@ -442,6 +442,18 @@ class RatiosInPlace(RatiosByPairs):
         self.snapshot = None
 
 
+class RatiosInABuffer(RatiosByPairs):
+    """One tensor for all ratios of a step, filled one by one, where the first weight is."""
+
+    def on_after_step(self, loop):
+        if self.snapshot:
+            step = torch.zeros(len(self.snapshot), dtype=torch.float64, device=self.snapshot[0][1].device)
+            for i, (_, p, old) in enumerate(self.snapshot):
+                step[i] = (p.detach() - old).norm() / (old.norm() + 1e-12)
+            self.pending += [(row[0], loop.step, ratio) for row, ratio in zip(self.snapshot, step, strict=True)]
+        self.snapshot = None
+
+
 def ratios(**changes):
     """RatiosByPairs with some methods replaced."""
     return type("Ratios", (RatiosByPairs,), changes)
@@ -539,6 +551,33 @@ def _reads_in_tens(self, loop):
     RatiosByPairs.on_after_step(self, loop)
     if loop.step % 10 == 0:
         self._read()
+
+
+def _collects(collect):
+    """An on_after_step that makes one tensor of all ratios of a step."""
+
+    def on_after_step(self, loop):
+        if self.snapshot:
+            step = collect([(p.detach() - old).norm() / (old.norm() + 1e-12) for _, p, old in self.snapshot])
+            self.pending += [(row[0], loop.step, ratio) for row, ratio in zip(self.snapshot, step, strict=True)]
+        self.snapshot = None
+
+    return on_after_step
+
+
+def _fills_a_buffer(values):
+    buffer = torch.zeros(len(values), dtype=torch.float64)
+    for i, value in enumerate(values):
+        buffer[i] = value
+    return buffer
+
+
+def _copies_to_a_buffer(values):
+    return torch.zeros(len(values), dtype=torch.float64).copy_(torch.stack(values))
+
+
+def _moves_by_type(values):
+    return torch.stack(values).type(torch.DoubleTensor)
 
 
 def _noisy(self, loop):
@@ -711,6 +750,10 @@ WRONG_RATIO = {
         "no copy of a weight",
     ),
     "a copy of the model": (ratios(on_before_step=_copies_the_model), "no copy of a weight"),
+    "a tensor of tensors": (ratios(on_after_step=_collects(torch.tensor)), "nothing is read[\\s\\S]*'meta'"),
+    "a buffer on the CPU": (ratios(on_after_step=_collects(_fills_a_buffer)), "nothing is read[\\s\\S]*'meta'"),
+    "copied to the CPU": (ratios(on_after_step=_collects(_copies_to_a_buffer)), "nothing is read[\\s\\S]*'meta'"),
+    "moved by its type": (ratios(on_after_step=_collects(_moves_by_type)), "nothing is read[\\s\\S]*'meta'"),
     "reads every tenth step": (ratios(on_after_step=_reads_in_tens), "nothing is read"),
     "keeps all copies until they are read": (
         ratios(on_after_step=_keeps_the_rest, _read=_reads_the_rest),
@@ -784,6 +827,26 @@ class ByPathlib(ANSWERS["CheckpointFile"]):
         return torch.load(io.BytesIO(content), map_location=lambda storage, where: storage, weights_only=True)
 
 
+class Unbuffered(ANSWERS["CheckpointFile"]):
+    """A raw file, which may take less than it is given."""
+
+    def write(self, state):
+        content = io.BytesIO()
+        torch.save(state, content)
+        rest = memoryview(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
+        temporary = Path(f"{self.path}.tmp")
+        with open(temporary, "wb", buffering=0) as file:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
 _MOVE = "        os.replace(temporary, self.path)\n"
 _FLUSH = "            file.flush()\n            os.fsync(file.fileno())\n"
 _FOLDER = "            os.fsync(folder)\n"
@@ -819,6 +882,14 @@ WRONG_FILE = {
     "one system call": (
         variant("file", ("file.write(hashlib", "os.write(file.fileno(), hashlib")),
         "comes back|damage",
+    ),
+    "one raw write": (
+        variant("file", (_WITH, _WITH.replace('"wb")', '"wb", buffering=0)'))),
+        "old one or the new one[\\s\\S]*disk is full",
+    ),
+    "the folder's failing fsync is passed over": (
+        variant("file", (_FOLDER, "            with suppress(OSError):\n                    os.fsync(folder)\n")),
+        "folder's entry",
     ),
     "a failing fsync is passed over": (
         variant(
@@ -1598,8 +1669,8 @@ class TestChecks(CheckProtocol):
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT: ClassVar = {
         "EarlyStopping": [ByHistory, ByNumbers],
-        "UpdateRatio": [RatiosByPairs, RatiosInPlace],
-        "CheckpointFile": [Crc, ByPathlib],
+        "UpdateRatio": [RatiosByPairs, RatiosInPlace, RatiosInABuffer],
+        "CheckpointFile": [Crc, ByPathlib, Unbuffered],
         "grouped": [grouped_by_chunks, grouped_by_recursion],
         "Trainer": [InOneDict, InAFile],
     }

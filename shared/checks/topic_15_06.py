@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.optimization import fuse
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.checks.exercise import exercise
@@ -1366,6 +1368,11 @@ def _dead_code(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+def _dead_code_and_modules(gm: fx.GraphModule) -> fx.GraphModule:
+    """Wrong where a node that nobody uses writes: what it would write is gone, too."""
+    return _tidy(_dead_code(gm))
+
+
 def _hold_log(trial: Trial, case: str, log: Any, want: list[list[tuple[str, int, bool]]], hint: str = "") -> None:
     """Hold the log of a backend, graph by graph and pass by pass."""
     right = type(log) is list and all(type(one) is list for one in log)
@@ -1378,6 +1385,12 @@ def _hold_log(trial: Trial, case: str, log: Any, want: list[list[tuple[str, int,
         for (_, nodes, kept), (name, left, keep) in zip(found, wanted, strict=True):
             trial.equal(f"kept, of {name}, in the {case}", kept, keep, hint=hint)
             trial.equal(f"nodes after {name}, in the {case}", nodes, left, hint=hint)
+
+
+def _symbolic_size(size: int) -> torch.SymInt:
+    """What torch.compile gives a backend for a size that has changed."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return mode.from_tensor(torch.zeros(size)).shape[0]
 
 
 def _wave(m: Any, x: Tensor) -> tuple[Tensor, ...]:
@@ -1496,9 +1509,10 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         for label, forward in writing.items():
             gm = capture(lambda m, x, forward=forward: (forward(m, x),))
             steps = len(gm.graph.nodes)
-            backend = answer([_same, _dead_code, _same])
+            backend = answer([_same, _dead_code, _dead_code_and_modules, _same])
             backend(gm, [x.clone()])
-            want = [("_same", steps, True), ("_dead_code", steps, False), ("_same", steps, True)]
+            kept = {"_dead_code": False, "_dead_code_and_modules": False, "_same": True}
+            want = [("_same", steps, True), *((name, steps, keep) for name, keep in kept.items())]
             _hold_log(trial, f"log of dead-code removal, {label}", backend.log, [want])
         gm = capture(lambda m, x: ((x * 3).exp(), x + m.scale)[1:])
         gm.add_submodule("spare", nn.Linear(2, 2))
@@ -1525,13 +1539,20 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         run = backend(fx.GraphModule(nn.Module(), graph), [x, 3])
         trial.equal("outputs for a tensor and a number", run(x, 3), (x * 3,))
         _hold_log(trial, "log for a tensor and a number", backend.log, [[("_same", 4, True)]])
-        graph = fx.Graph()
-        a, rows = graph.placeholder("a"), graph.placeholder("rows")
-        graph.output((graph.call_function(operator.getitem, (a, rows)),))
-        backend = answer([_same])
-        run = backend(fx.GraphModule(nn.Module(), graph), [x, slice(1, 3)])
-        trial.equal("outputs for a tensor and a slice", run(x, slice(0, 2)), (x[:2],))
-        _hold_log(trial, "log for a tensor and a slice", backend.log, [[("_same", 4, True)]])
+        hint = "what does the task say of symbolic sizes?"
+        rows, backend = _symbolic_size(len(x)), answer([_drop_last, _sin_to_cos])
+        gm = fx.symbolic_trace(lambda rows, x: (torch.sin(operator.neg(operator.neg(x))).reshape(rows * 3),))
+        left = len(gm.graph.nodes) - 1
+        with redirect_stderr(io.StringIO()):
+            run = backend(gm, [rows, x])
+        trial.equal("outputs for a symbolic size and a tensor", run(2, x[:2]), (torch.sin(x[:2]).reshape(6),))
+        want = [("_drop_last", left, True), ("_sin_to_cos", left, False)]
+        _hold_log(trial, "log for a symbolic size and a tensor", backend.log, [want], hint)
+        stays, got = (
+            rows.node.maybe_as_int() is None,
+            "a fixed number: torch.compile would record a graph for each size",
+        )
+        trial.that("the size afterwards", stays, expected="one that is symbolic", got=got, hint=hint)
 
 
 class _NoPasses:

@@ -446,9 +446,12 @@ class _Ratios:
         seed, step: of the weights, and the number of the step before the first.
         width: how many times as large the parameters are.
         watched: whether what the hooks touch is noted.
+        device: of the model; on 'meta', where tensors hold no values, `want` stays empty.
     """
 
-    def __init__(self, seed: int = 0, step: int = 0, width: int = 1, watched: bool = False) -> None:
+    def __init__(
+        self, seed: int = 0, step: int = 0, width: int = 1, watched: bool = False, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(seed)
         model = nn.Module()
         model.a = nn.Linear(5, 7 * width)
@@ -459,7 +462,7 @@ class _Ratios:
         model.frozen = nn.Parameter(torch.randn(4 * width), requires_grad=False)
         model.tied = model.a
         model.empty_like = nn.Parameter(torch.randn(6, 4 * width).t())  # not contiguous
-        self.model = model
+        self.model, self.device = model.to(device), device
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.03, weight_decay=0.2)
         self.loop = SimpleNamespace(
             model=model, optimizer=self.optimizer, step=step, epoch=0, ending=None, rank=0,
@@ -513,7 +516,7 @@ class _Ratios:
 
     def batch(self, callback: Any, every: int, drop: bool = False) -> None:
         """One step; with `drop` another callback leaves the batch before its step."""
-        model, x = self.model, torch.randn(4, 5)
+        model, x = self.model, torch.randn(4, 5, device=self.device)
         self.call(callback, "on_batch_start")
         with torch.no_grad():
             model.empty_like.mul_(0.9)  # somebody else's doing, no part of the step's update
@@ -531,7 +534,7 @@ class _Ratios:
             self.optimizer.step()
             self.loop.step += 1
             for name, p in model.named_parameters():
-                if p.requires_grad and self.loop.step % every == 0:
+                if p.requires_grad and self.loop.step % every == 0 and self.device != "meta":
                     ratio = (p.detach().double() - old[name]).norm() / (old[name].norm() + 1e-12)
                     self.want.setdefault(name, []).append((self.loop.step, float(ratio)))
             self.call(callback, "on_after_step")
@@ -680,8 +683,16 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         again.call(callback, "on_fit_end")
         got = {name: len(callback.history.get(name, [])) for name in again.want}
         trial.equal("rows after a second fit of one step", got, dict.fromkeys(again.want, 1))
-    reads, hint = sorted(set(trained(1, (25, 3))[0].reads)), "which line of the hook gives Python what a tensor holds?"
-    trial.equal("nothing is read in the hooks of a batch", reads, [], hint=hint, see=2)
+    hint = "which line of the hook gives Python, or a tensor on the CPU, what a tensor on the device holds?"
+    with trial.group("nothing is read in the hooks of a batch", hint=hint, see=2):
+        reads = sorted(set(trained(1, (25, 3))[0].reads))
+        trial.equal("calls that read, in 28 steps", reads, [])
+        training, callback = _Ratios(device="meta"), answer()
+        training.call(callback, "on_fit_start")
+        training.call(callback, "on_epoch_start")
+        case = "a model on 'meta', where tensors hold no values that could be read"
+        for _ in range(2):
+            trial.call(case, lambda: training.batch(callback, 1))
     touched = sorted(set(trained(1, (2, 2), watched=True)[0].touched))
     trial.equal("it only looks", touched, [], hint="what does the named hook change?")
     item, hint = "no copy of a weight is kept after its step", "who still holds one?"
@@ -704,6 +715,11 @@ class _Trap:
 
 class _Power(BaseException):
     """The process ends here."""
+
+
+def _number(file: Any) -> int:
+    """The descriptor of what os.fsync is given."""
+    return file if isinstance(file, int) else file.fileno()
 
 
 class _Disk:
@@ -729,9 +745,8 @@ class _Disk:
 
         def forced(file: Any) -> None:
             self._look()
-            number = file if isinstance(file, int) else file.fileno()
-            found = os.fstat(number)
-            fsync(number)
+            found = os.fstat(_number(file))
+            fsync(file)
             if stat.S_ISDIR(found.st_mode):
                 self.folder_after = os.path.samestat(found, os.stat(self.path.parent))
             else:
@@ -756,16 +771,25 @@ class _Disk:
 
 @contextmanager
 def _full_disk(folder: Path) -> Iterator[list[str]]:
-    """Writing into a folder's files ends after 1,000 bytes, by `open`, pathlib or `os.write`; yields the refusals."""
+    """A folder's files take no more than 1,000 bytes, by `open`, pathlib or `os.write`; yields the writes cut short.
+
+    As on a real disk, the write that meets the limit takes what there is room for and returns how much that was; only
+    the next one raises.
+    """
     kept, write = io.open, os.write
-    refused: list[str] = []
+    cut: list[str] = []
+
+    def room(place: int, data: Any) -> memoryview:
+        rest = memoryview(data).cast("B")
+        if len(rest) > 1000 - place:
+            cut.append(f"{len(rest)} bytes")
+            if place >= 1000:
+                raise OSError(28, "No space left on device")
+        return rest[: 1000 - place]
 
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
-            if self.tell() >= 1000:
-                refused.append("write")
-                raise OSError(28, "No space left on device")
-            return super().write(memoryview(data)[: 1000 - self.tell()])
+            return super().write(room(self.tell(), data))
 
     def elsewhere(file: Any) -> bool:
         if isinstance(file, int):
@@ -783,14 +807,11 @@ def _full_disk(folder: Path) -> Iterator[list[str]]:
         return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
 
     def written(file: int, data: Any) -> int:
-        if not elsewhere(file) and os.lseek(file, 0, os.SEEK_CUR) >= 1000:
-            refused.append("os.write")
-            raise OSError(28, "No space left on device")
-        return write(file, memoryview(data)[:1000])
+        return write(file, data if elsewhere(file) else room(os.lseek(file, 0, os.SEEK_CUR), data))
 
     patches = mock.patch.object(io, "open", opened), mock.patch.object(os, "write", written)
     with mock.patch("builtins.open", opened), patches[0], patches[1]:
-        yield refused
+        yield cut
 
 
 def _states() -> dict[str, Any]:
@@ -933,10 +954,10 @@ def _whole_always(trial: Trial, answer: Any, folder: Path) -> None:
             got = trial.call(case, answer(path).read, hint=hint)
             trial.equal("whether it is read after the next write", _same(got, states["second"]), True, hint=hint)
         answer(path).write(states["first"])
-        with _full_disk(folder) as refused:
+        with _full_disk(folder) as cut:
             got = _raised_by(lambda: answer(path).write({"x": torch.randn(30_000)}))
-        if refused:
-            hint = "what becomes of an exception in write?"
+        if cut:
+            hint = "what becomes of an exception in write, and of a number that a write returns?"
             trial.equal("whether write raises when the disk is full", got != "no exception", True, hint=hint)
             trial.equal("whether the old one is read after that", _same(answer(path).read(), states["first"]), True)
     with trial.group("torch.save that raises leaves the old one", hint="when is path touched?", see=1):
@@ -996,6 +1017,22 @@ def _forced_to_disk(trial: Trial, answer: Any, folder: Path) -> None:
         {"what write raises": "OSError", "the old file is still there": True},
         hint="fsync has raised OSError: what comes out of write, and what is at path then?",
     )
+    if os.name != "nt":
+        fsync = os.fsync
+
+        def files_only(file: Any) -> None:
+            if stat.S_ISDIR(os.fstat(_number(file)).st_mode):
+                raise OSError(5, "Input/output error")
+            fsync(file)
+
+        with mock.patch.object(os, "fsync", files_only):
+            got = _raised_by(lambda: answer(path).write(states["first"])).partition(":")[0]
+        trial.equal(
+            "the folder's entry is on the disk when write returns",
+            got,
+            "OSError",
+            hint="fsync of the folder has raised OSError: what comes out of write?",
+        )
     if os.path.isdir("/proc/self/fd"):
         item, hint = "nothing stays open", "what was opened and not closed?"
         gc.collect()
