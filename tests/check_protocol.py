@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from course import exercise_form, mutate
+from course.answers import answers
 from course.mutant_trials import prepare, targets
 from shared.checks.exercise import Exercise, exercises_of
 from shared.checks.report import Item, Result
@@ -34,6 +35,7 @@ class CheckProtocol:
         TOPIC: its number.
         CHECKS: name of the answer → its check.
         ANSWERS, STUBS: what the full and the student edition define under these names.
+        IDLE: what the student edition defines if every stub returns None, and if it returns its first argument.
         RIGHT: name → right answers that are written otherwise, two or more.
         WRONG: name → {what is wrong with it: (the answer, regular expression for what is said of an item that fails)}.
     """
@@ -42,6 +44,7 @@ class CheckProtocol:
     CHECKS: ClassVar[Mapping[str, Exercise]]
     ANSWERS: ClassVar[Mapping[str, Any]]
     STUBS: ClassVar[Mapping[str, Any]]
+    IDLE: ClassVar[Sequence[Mapping[str, Any]]]
     RIGHT: ClassVar[Mapping[str, Sequence[Any]]]
     WRONG: ClassVar[Mapping[str, Mapping[str, tuple[Any, str]]]]
 
@@ -119,6 +122,11 @@ class CheckProtocol:
             assert capsys.readouterr().out.count("not attempted yet") == 1
         self.hold_stand_in(name, stand_in)
 
+    def test_an_answer_that_does_nothing_earns_nothing(self, name):
+        for answers_ in self.IDLE:
+            result = self.CHECKS[name].run(answers_[name])
+            assert result.earned == 0, str(result)
+
     @pytest.mark.slow
     def test_what_is_kept_of_its_mutants_is_explained_and_of_the_present_answers_and_checks(self):
         kept, present = mutate.load(self.TOPIC), targets(_path(self.TOPIC))
@@ -143,6 +151,23 @@ class CheckProtocol:
         result = self.outcome(name, wrong)
         assert result.status == "failed", f"accepted, or the check broke:\n{result}"
         return result.failures
+
+
+def idle(topic: str, given: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The topic's answers if all that a student has to write does nothing: returns None, or its first argument."""
+
+    def returning(source: str, first: bool) -> str:
+        tree = ast.parse(exercise_form.student_source(source))
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef):
+                names = [argument.arg for argument in function.args.args if argument.arg not in ("self", "ctx", "cls")]
+                value = names[0] if first and names and function.name != "__init__" else "None"
+                for place, statement in enumerate(function.body):
+                    if isinstance(statement, ast.Raise) and ast.unparse(statement) == "raise NotImplementedError":
+                        function.body[place] = ast.parse(f"return {value}").body[0]
+        return ast.unparse(tree)
+
+    return [answers(topic, edit=lambda source, f=first: returning(source, f), given=given) for first in (False, True)]
 
 
 # ---------------------------------------------------------------- the notebook's texts
