@@ -752,6 +752,16 @@ def first_three_only(self):
     return first[:3] + [rest[i] for i in torch.randperm(len(rest), generator=self.generator).tolist()]
 
 
+def redrawn(self, at_a_time=1):
+    """Draws again what was drawn before: right in law, and endless beside a heavy weight."""
+    ends, found = self.weights.cumsum(0), []
+    while len(found) < self.count:
+        for index in torch.searchsorted(ends, self.uniform(at_a_time) * ends[-1], right=True).tolist():
+            if index not in found and len(found) < self.count:
+                found.append(index)
+    return found
+
+
 def powers(self):
     """u^(1/w): 0 for all small weights."""
     keys = self.uniform(len(self.weights)) ** (1 / self.weights)
@@ -808,6 +818,8 @@ WRONG_WEIGHTED = {
     "the second half follows from the first": (weighted(with_replacement=second_half_follows), "independent"),
     "weighted up to the third": (weighted(without=first_three_only), LEFT),
     "keys that underflow": (weighted(without=powers), LEFT),
+    "draws again": (weighted(without=redrawn), "drawn before drawn again"),
+    "draws again, many at a time": (weighted(without=lambda self: redrawn(self, 10_000)), "drawn before drawn again"),
     "divides the caller's weights": (NormalisesInPlace, "the weights stay"),
     "one iterator for all": (OneIterator, "draws anew"),
     "sorted": (weighted(with_replacement=lambda self: sorted(ByKeys.with_replacement(self))), "independent"),

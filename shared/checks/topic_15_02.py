@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
@@ -438,6 +439,36 @@ def _watched(called: list[str]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
+class _BudgetSpentError(Exception):
+    """More random numbers were drawn than were allowed."""
+
+
+class _Budget(TorchDispatchMode):
+    """Lets a block draw this many random numbers."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.left = numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.left -= drawn.numel()
+        if self.left < 0:
+            raise _BudgetSpentError
+        return drawn
+
+
+def _draws_within(budget: int, sampler: Iterable[int]) -> bool:
+    """Whether an epoch of draws takes no more random numbers than the budget."""
+    try:
+        with _Budget(budget):
+            list(sampler)
+    except _BudgetSpentError:
+        return False
+    return True
+
+
 _MANY = 2_000_000
 
 
@@ -566,6 +597,15 @@ def weighted(trial: Trial, answer: Any) -> None:
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
             trial.equal(f"{count} draws", len(set(drawn(weights, count, False))), count)
     with trial.group("without replacement: each draw in proportion to the weights that are left", see=2):
+        weights, budget = [1e9, 1.0, 3.0], 10_000
+        trial.that(
+            f"3 draws, weights {weights}",  # an answer that draws again would be at it for minutes below
+            _draws_within(budget, answer(weights, 3, False, _generator(6))),
+            expected=f"{budget:,} random numbers at most",
+            got="more",
+            hint="is what was drawn before drawn again? How long does that wait for the rarest index?",
+            see=2,
+        )
         for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0]):
             sampler, wanted = answer(weights, 3, False, _generator(8)), _triples(weights)
             got = Counter(tuple(sampler) for _ in range(3000))
