@@ -1127,6 +1127,31 @@ def seeds_globally(self):
     return torch.randperm(len(self.shards)).tolist()
 
 
+class OrderOfTheFirstEpoch(Stream):
+    """Makes the order when it is first asked for, and keeps it."""
+
+    kept = None
+
+    def order(self):
+        if self.kept is None:
+            self.kept = super().order()
+        return self.kept
+
+
+def one_ahead(self):
+    """Asks for the next sample before it passes this one on: at a shard's end, for the next shard's first."""
+    samples = Stream.__iter__(self)
+    held = list(itertools.islice(samples, 1))
+    for sample in samples:
+        yield held.pop()
+        held.append(sample)
+    yield from held
+
+
+def named_by_percent(self, shard, error):
+    raise RuntimeError("shard %s can't be read" % shard) from error  # noqa: UP031 - the mistake: a tuple is two names
+
+
 class Remembers(Stream):
     def __iter__(self):
         self.seen = []
@@ -1162,6 +1187,7 @@ WRONG_STREAM = {
         ),
         FOLLOWS,
     ),
+    "the first epoch's order for good": (OrderOfTheFirstEpoch, FOLLOWS + r"[\s\S]*then set_epoch\(1\)"),
     "the global generator": (stream(order=lambda self: torch.randperm(len(self.shards)).tolist()), FOLLOWS),
     "sharded twice": (stream(samples=sharded_twice), LOST),
     "every worker reads all": (stream(part=lambda self, order, number, count: order), LOST),
@@ -1180,6 +1206,7 @@ WRONG_STREAM = {
     "the error as it is": (stream(failed=reraised), ERROR),
     "all are read at the first sample": (stream(__iter__=all_read_at_the_first_sample), "is read when"),
     "all are read by iter": (stream(__iter__=at_once_by_iter), "is read when"),
+    "one sample ahead": (stream(__iter__=one_ahead), "is read when[\\s\\S]*a sample of shard"),
     "a shard's samples at once": (stream(samples=lambda self, shard: list(self.read(shard))), "one by one"),
     "remembers all samples": (Remembers, "one by one"),
     "drops what counts as false": (stream(samples=lambda self, shard: filter(None, self.read(shard))), ALL),
@@ -1192,6 +1219,7 @@ WRONG_STREAM = {
         stream(failed=lambda self, shard, error: without_name(self, "shard " + shard, error)),
         ERROR,
     ),
+    "names of shards by %": (stream(failed=named_by_percent), ERROR + r"[\s\S]*TypeError"),
     "catches everything": (stream(__iter__=catches_everything), "leaving the stream early"),
     "no shards, no samples": (stream(check=lambda *_: None), "no shards"),
 }

@@ -790,10 +790,14 @@ def stream(trial: Trial, answer: Any) -> None:
         trial.equal("two shards that are equal", sorted(equal), [1, 1, 2, 2, 3])
     with trial.group("the order of shards follows from seed + epoch", hint="the task says how; what is your seed?"):
         for count, seed, epoch in ((9, 0, 0), (9, 3, 0), (9, 3, 2), (5, 0, 7)):
-            made = new(count, seed, epoch or None)
-            for time in ("", ", again"):
-                wanted = [shard for shard in in_order(count, seed + epoch) if sizes[shard]]
-                trial.equal(f"seed {seed}, epoch {epoch}{time}", shards_in(made), wanted)
+            made, case = new(count, seed, epoch or None), f"seed {seed}, epoch {epoch}"
+            wanted = [shard for shard in in_order(count, seed + epoch) if sizes[shard]]
+            trial.equal(case, shards_in(made), wanted)
+            trial.equal(f"{case}, again", shards_in(made), wanted)
+            made.set_epoch(epoch + 1)
+            wanted = [shard for shard in in_order(count, seed + epoch + 1) if sizes[shard]]
+            case = f"{case}, and then set_epoch({epoch + 1})"
+            trial.equal(case, shards_in(made), wanted, hint="when is the order made, and how long is it kept?")
     with trial.group("the global random state is neither used nor changed", hint="whose numbers does your order take?"):
         for count in (1, 9):
             before = _global_state()
@@ -832,12 +836,12 @@ def stream(trial: Trial, answer: Any) -> None:
             with nullcontext() if where == "main process" else _in_worker(0, 1, made):
                 list(made)
                 order = list(opened)
-                filled = next(place for place, shard in enumerate(order) if sizes[shard])
                 opened.clear()
                 iterator = iter(made)
                 trial.equal(f"{where}: read before the first sample", opened, [])
-                next(iterator)
-                trial.equal(f"{where}: read at the first sample", opened, order[: filled + 1])
+                for shard, _ in iterator:
+                    due = order[: order.index(shard) + 1]
+                    trial.equal(f"{where}: read when a sample of shard {shard!r} comes", opened, due)
     with trial.group("samples are passed on one by one", hint="how many samples does the stream hold?", see=2):
         for where in ("main process", "worker"):
             alive: weakref.WeakSet = weakref.WeakSet()
@@ -857,13 +861,14 @@ def stream(trial: Trial, answer: Any) -> None:
     errors: list[Exception] = [OSError("gone"), ValueError("bad"), KeyError("k"), _TornError(), RuntimeError("torn")]
     with trial.group("an error names the shard", hint="which of your lines can raise it, and who catches it?", see=2):
         for number, error in enumerate(errors):
-            shards = [["of/shard", name] for name in names]
+            kind = (list, tuple)[number % 2]
+            shards = [kind(("of/shard", name)) for name in names]
             bad = "iadef"[number]
             for at_once, where in itertools.product((False, True), ("main process", "worker")):
                 reads: list[str] = []
 
                 def broken(
-                    shard: list[str], bad: str = bad, error: Exception = error, at_once=at_once, reads=reads
+                    shard: Sequence[str], bad: str = bad, error: Exception = error, at_once=at_once, reads=reads
                 ) -> Any:
                     reads.append(shard[1])
                     if shard[1] == bad and at_once:
@@ -882,7 +887,7 @@ def stream(trial: Trial, answer: Any) -> None:
                         got.extend(made)
                     except Exception as caught:
                         raised = caught
-                name = str(["of/shard", bad])
+                name = str(kind(("of/shard", bad)))
                 shown = "no error" if raised is None else f"{type(raised).__name__}: {raised}"
                 case = f"{where}: {type(error).__name__} in shard {name}, {'from' if at_once else 'after'} `read`"
                 fine = isinstance(raised, RuntimeError) and name in str(raised)
