@@ -64,7 +64,7 @@ def _works_on_an_accelerator(trial: Trial, case: str, answer: Any, *inputs: Any,
 
 def _mistake_in_dtype(got: Any, want: Tensor, see: int) -> dict[str, Any]:
     """A hint for a result that isn't float64, or is off from `want` by no more than float32 rounds; else none."""
-    if not isinstance(got, Tensor) or got.shape != want.shape:
+    if not isinstance(got, Tensor) or got.shape != want.shape or got.device != want.device:
         return {}
     if got.dtype == want.dtype and not torch.allclose(got, want, rtol=1e-6, atol=1e-6):
         return {}
