@@ -1153,6 +1153,30 @@ def _zero_then_backward(model, loss):
     model.zero_grad()
 
 
+def norms_in_zeros(then=lambda total, x: total):
+    """Added up in `torch.zeros(len(x))`, which is float32 whatever the model is; `then` makes the result of it."""
+
+    def find(model, x, y):
+        total = torch.zeros(len(x))
+        inputs, handles = {}, []
+
+        def backward_hook(layer, grad_output):
+            factor = inputs[layer].square().sum(1) + (layer.bias is not None)
+            total.add_(grad_output[0].square().sum(1) * factor)
+
+        for layer in (m for m in model.modules() if isinstance(m, nn.Linear)):
+            handles.append(layer.register_forward_hook(lambda m, args, out: inputs.update({m: args[0].detach()})))
+            handles.append(layer.register_full_backward_pre_hook(backward_hook))
+        try:
+            torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), list(model.parameters()))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return then(total.sqrt(), x)
+
+    return find
+
+
 def _raises_its_own(model, x, y):
     try:
         return norms()(model, x, y)
@@ -1189,7 +1213,9 @@ def _modes_lost_on_an_error(model, x, y):
 
 
 WRONG_NORMS = {
-    "of the mean loss": (norms(reduction="mean"), "own gradient"),
+    "of the mean loss": (norms(reduction="mean"), "own gradient[\\s\\S]*loss whole"),
+    "added up in float32": (norms_in_zeros(), "dtype torch.float64[\\s\\S]*in which dtype"),
+    "added up in float32 and cast back": (norms_in_zeros(lambda total, x: total.to(x.dtype)), "in which dtype"),
     "without biases": (norms(bias=False), "own gradient"),
     "without the root": (norms(power=1), "own gradient"),
     "no inputs": (norms(combine=lambda delta, x: delta.square().sum(1)), "own gradient"),

@@ -655,6 +655,16 @@ def first_three_only(self):
     return first[:3] + [rest[i] for i in torch.randperm(len(rest), generator=self.generator).tolist()]
 
 
+def redrawn(self, at_a_time=1):
+    """Draws again what was drawn before: right in law, and endless beside a heavy weight."""
+    ends, found = self.weights.cumsum(0), []
+    while len(found) < self.count:
+        for index in torch.searchsorted(ends, self.uniform(at_a_time) * ends[-1], right=True).tolist():
+            if index not in found and len(found) < self.count:
+                found.append(index)
+    return found
+
+
 def powers(self):
     """u^(1/w): 0 for all small weights."""
     keys = self.uniform(len(self.weights)) ** (1 / self.weights)
@@ -710,6 +720,8 @@ WRONG_WEIGHTED = {
     "the second half follows from the first": (weighted(with_replacement=second_half_follows), "independent"),
     "weighted up to the third": (weighted(without=first_three_only), LEFT),
     "keys that underflow": (weighted(without=powers), LEFT),
+    "draws again": (weighted(without=redrawn), "drawn before drawn again"),
+    "draws again, many at a time": (weighted(without=lambda self: redrawn(self, 10_000)), "drawn before drawn again"),
     "divides the caller's weights": (NormalisesInPlace, "the weights stay"),
     "one iterator for all": (OneIterator, "draws anew"),
     "sorted": (weighted(with_replacement=lambda self: sorted(ByKeys.with_replacement(self))), "independent"),
@@ -960,6 +972,31 @@ def seeds_globally(self):
     return torch.randperm(len(self.shards)).tolist()
 
 
+class OrderOfTheFirstEpoch(Stream):
+    """Makes the order when it is first asked for, and keeps it."""
+
+    kept = None
+
+    def order(self):
+        if self.kept is None:
+            self.kept = super().order()
+        return self.kept
+
+
+def one_ahead(self):
+    """Asks for the next sample before it passes this one on: at a shard's end, for the next shard's first."""
+    samples = Stream.__iter__(self)
+    held = list(itertools.islice(samples, 1))
+    for sample in samples:
+        yield held.pop()
+        held.append(sample)
+    yield from held
+
+
+def named_by_percent(self, shard, error):
+    raise RuntimeError("shard %s can't be read" % shard) from error  # noqa: UP031 - the mistake: a tuple is two names
+
+
 class Remembers(Stream):
     def __iter__(self):
         self.seen = []
@@ -994,6 +1031,7 @@ WRONG_STREAM = {
         ),
         FOLLOWS,
     ),
+    "the first epoch's order for good": (OrderOfTheFirstEpoch, FOLLOWS + r"[\s\S]*then set_epoch\(1\)"),
     "the global generator": (stream(order=lambda self: torch.randperm(len(self.shards)).tolist()), FOLLOWS),
     "sharded twice": (stream(samples=sharded_twice), LOST),
     "every worker reads all": (stream(part=lambda self, order, number, count: order), LOST),
@@ -1012,6 +1050,7 @@ WRONG_STREAM = {
     "the error as it is": (stream(failed=reraised), ERROR),
     "all are read at the first sample": (stream(__iter__=all_read_at_the_first_sample), "is read when"),
     "all are read by iter": (stream(__iter__=at_once_by_iter), "is read when"),
+    "one sample ahead": (stream(__iter__=one_ahead), "is read when[\\s\\S]*a sample of shard"),
     "a shard's samples at once": (stream(samples=lambda self, shard: list(self.read(shard))), "one by one"),
     "remembers all samples": (Remembers, "one by one"),
     "drops what counts as false": (stream(samples=lambda self, shard: filter(None, self.read(shard))), ALL),
@@ -1024,6 +1063,7 @@ WRONG_STREAM = {
         stream(failed=lambda self, shard, error: without_name(self, "shard " + shard, error)),
         ERROR,
     ),
+    "names of shards by %": (stream(failed=named_by_percent), ERROR + r"[\s\S]*TypeError"),
     "catches everything": (stream(__iter__=catches_everything), "leaving the stream early"),
     "no shards, no samples": (stream(check=lambda *_: None), "no shards"),
 }

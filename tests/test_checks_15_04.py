@@ -38,7 +38,7 @@ def smoothing_by_targets(logits, labels, epsilon=0.1, weight=None, ignore_index=
     z = z.float() if z.element_size() < 4 else z
     log_p = z - z.logsumexp(dim=-1, keepdim=True)
     k = z.shape[-1]
-    w = torch.ones(k, dtype=z.dtype) if weight is None else weight.to(z.dtype)
+    w = torch.ones(k, dtype=z.dtype, device=z.device) if weight is None else weight.to(z.dtype)
     known = labels.ne(ignore_index)
     safe = labels.masked_fill(~known, 0)
     target = (1 - epsilon) * F.one_hot(safe, k).to(z.dtype) + epsilon / k
@@ -66,12 +66,12 @@ def smoothing_by_rows(logits, labels, epsilon=0.1, weight=None, ignore_index=-10
     keep = (y != ignore_index).nonzero()[:, 0]
     dtype = torch.promote_types(rows.dtype, torch.float32)
     log_p = rows[keep].to(dtype).log_softmax(dim=1)
-    w = torch.ones(rows.shape[1], dtype=dtype) if weight is None else weight.to(dtype)
+    w = torch.ones(rows.shape[1], dtype=dtype, device=rows.device) if weight is None else weight.to(dtype)
     own = w[y[keep]]
-    losses = -(1 - epsilon) * own * log_p[torch.arange(len(keep)), y[keep]]
+    losses = -(1 - epsilon) * own * log_p[torch.arange(len(keep), device=rows.device), y[keep]]
     if epsilon != 0:
         losses = losses - epsilon * (log_p @ w) / len(w)
-    full = torch.zeros(len(y), dtype=dtype).index_put((keep,), losses)
+    full = torch.zeros(len(y), dtype=dtype, device=rows.device).index_put((keep,), losses)
     return finish(full.view(labels.shape), own).to(logits.dtype)
 
 
@@ -232,6 +232,11 @@ WRONG_SMOOTHING = {
         variant("smoothing", ("-log_probabilities(wide)", "-log_probabilities(wide).detach()")),
         "gradients",
     ),
+    "float64 in float32": (variant("smoothing", (_WIDE, "logits.float()")), "inputs are float64"),
+    "class weights on the CPU": (
+        variant("smoothing", ("wide.new_ones(wide.shape[1])", "torch.ones(wide.shape[1], dtype=wide.dtype)")),
+        "device is that of the logits",
+    ),
     "float32 comes back": (
         variant("smoothing", ("    return total.to(logits.dtype)\n", "    return total\n")),
         "dtype is that",
@@ -305,7 +310,7 @@ def ntxent_by_blocks(first, second, temperature=0.5):
         raise ValueError("shapes")
     wide = torch.promote_types(first.dtype, torch.float32)
     a, b = (F.normalize(part.to(wide), dim=1) for part in (first, second))
-    away = torch.eye(len(a), dtype=torch.bool)
+    away = torch.eye(len(a), dtype=torch.bool, device=a.device)
     aa, bb = ((p @ p.T / temperature).masked_fill(away, -math.inf) for p in (a, b))
     ab = a @ b.T / temperature
     one = torch.cat([ab, aa], dim=1).logsumexp(dim=1) - ab.diagonal()
@@ -433,7 +438,15 @@ WRONG_NTXENT = {
     "with a dimension": (variant("ntxent", (".to(first.dtype)", ".to(first.dtype).view(1)")), "equals a loop|dtype"),
     "float64 as float32": (
         variant("ntxent", ("z.float() if z.dtype in (torch.float16, torch.bfloat16) else z", "z.float()")),
-        "equals a loop",
+        "equals a loop[\\s\\S]*inputs are float64",
+    ),
+    "a mask on the CPU": (
+        variant("ntxent", ("dtype=torch.bool, device=z.device", "dtype=torch.bool")),
+        "device is that of the inputs",
+    ),
+    "partners on the CPU": (
+        variant("ntxent", ("torch.arange(len(z), device=z.device)", "torch.arange(len(z))")),
+        "device is that of the inputs",
     ),
     "exponentials": (
         variant(
@@ -1570,8 +1583,16 @@ CHECKS = {
     "EMA": check.ema,
 }
 RIGHT = {
-    "label_smoothing_cross_entropy": [smoothing_by_targets, smoothing_by_rows],
-    "nt_xent_loss": [ntxent_by_blocks, ntxent_by_rows],
+    "label_smoothing_cross_entropy": [
+        smoothing_by_targets,
+        smoothing_by_rows,
+        variant("smoothing", (_WIDE, "logits.double()")),
+    ],
+    "nt_xent_loss": [
+        ntxent_by_blocks,
+        ntxent_by_rows,
+        variant("ntxent", ("z.float() if z.dtype in (torch.float16, torch.bfloat16) else z", "z.double()")),
+    ],
     "RunningVariance": [VarianceByShift, VarianceByValues],
     "clip_grad_norm": [clip_by_loops, clip_by_torch],
     "EMA": [EMAByLists, EMAByData],

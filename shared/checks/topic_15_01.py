@@ -876,6 +876,17 @@ def _norms_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(norms)
 
 
+def _mistake_in_norms(got: Any, want: Tensor) -> dict[str, Any]:
+    """The hint for a mistake that shows in the numbers, if they show one."""
+    if not isinstance(got, Tensor) or got.shape != want.shape or got.device != want.device:
+        return {}
+    if got.dtype != want.dtype or torch.allclose(got, want):
+        return {"hint": "in which dtype do you add up?"}
+    if torch.allclose(got * len(want), want):
+        return {"hint": "is each image's loss whole?", "see": 2}
+    return {}
+
+
 @exercise(
     "15-01.5",
     "Every image's gradient from one backward",
@@ -904,8 +915,7 @@ def image_norms(trial: Trial, answer: Any) -> None:
                         got = answer(net, x.clone().requires_grad_(not training), y)
                         got = got.detach() if isinstance(got, Tensor) else got
                         want = _norms_one_by_one(net, x, y)
-                        if isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got * number, want):
-                            room |= {"hint": "is each image's loss whole?", "see": 2}
+                        room |= _mistake_in_norms(got, want)
                         images = f"{number} image{'s' * (number > 1)}"
                         needs = "" if training else ", x requires a gradient"
                         trial.close(f"{case}, {images}, {dtype}{needs}", got, want, **room)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
@@ -445,6 +446,36 @@ def _watched(called: list[str]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
+class _BudgetSpentError(Exception):
+    """More random numbers were drawn than were allowed."""
+
+
+class _Budget(TorchDispatchMode):
+    """Lets a block draw this many random numbers."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.left = numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.left -= drawn.numel()
+        if self.left < 0:
+            raise _BudgetSpentError
+        return drawn
+
+
+def _draws_within(budget: int, sampler: Iterable[int]) -> bool:
+    """Whether an epoch of draws takes no more random numbers than the budget."""
+    try:
+        with _Budget(budget):
+            list(sampler)
+    except _BudgetSpentError:
+        return False
+    return True
+
+
 _MANY = 2_000_000
 
 
@@ -578,6 +609,15 @@ def weighted(trial: Trial, answer: Any) -> None:
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
             trial.equal(f"{count} draws", len(set(drawn(weights, count, False))), count)
     with trial.group("without replacement: each draw in proportion to the weights that are left", see=2):
+        weights, budget = [1e9, 1.0, 3.0], 10_000
+        trial.that(
+            f"3 draws, weights {weights}",  # an answer that draws again would be at it for minutes below
+            _draws_within(budget, answer(weights, 3, False, _generator(6))),
+            expected=f"{budget:,} random numbers at most",
+            got="more",
+            hint="is what was drawn before drawn again? How long does that wait for the rarest index?",
+            see=2,
+        )
         for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0]):
             sampler, wanted = answer(weights, 3, False, _generator(8)), _triples(weights)
             got = Counter(tuple(sampler) for _ in range(3000))
@@ -769,10 +809,14 @@ def stream(trial: Trial, answer: Any) -> None:
         trial.equal("two shards that are equal", sorted(equal), [1, 1, 2, 2, 3])
     with trial.group("the order of shards follows from seed + epoch", hint="the task says how; what is your seed?"):
         for count, seed, epoch in ((9, 0, 0), (9, 3, 0), (9, 3, 2), (5, 0, 7)):
-            made = new(count, seed, epoch or None)
-            for time in ("", ", again"):
-                wanted = [shard for shard in in_order(count, seed + epoch) if sizes[shard]]
-                trial.equal(f"seed {seed}, epoch {epoch}{time}", shards_in(made), wanted)
+            made, case = new(count, seed, epoch or None), f"seed {seed}, epoch {epoch}"
+            wanted = [shard for shard in in_order(count, seed + epoch) if sizes[shard]]
+            trial.equal(case, shards_in(made), wanted)
+            trial.equal(f"{case}, again", shards_in(made), wanted)
+            made.set_epoch(epoch + 1)
+            wanted = [shard for shard in in_order(count, seed + epoch + 1) if sizes[shard]]
+            case = f"{case}, and then set_epoch({epoch + 1})"
+            trial.equal(case, shards_in(made), wanted, hint="when is the order made, and how long is it kept?")
     with trial.group("the global random state is neither used nor changed", hint="whose numbers does your order take?"):
         for count in (1, 9):
             before = _global_state()
@@ -811,12 +855,12 @@ def stream(trial: Trial, answer: Any) -> None:
             with nullcontext() if where == "main process" else _in_worker(0, 1, made):
                 list(made)
                 order = list(opened)
-                filled = next(place for place, shard in enumerate(order) if sizes[shard])
                 opened.clear()
                 iterator = iter(made)
                 trial.equal(f"{where}: read before the first sample", opened, [])
-                next(iterator)
-                trial.equal(f"{where}: read at the first sample", opened, order[: filled + 1])
+                for shard, _ in iterator:
+                    due = order[: order.index(shard) + 1]
+                    trial.equal(f"{where}: read when a sample of shard {shard!r} comes", opened, due)
     with trial.group("samples are passed on one by one", hint="how many samples does the stream hold?", see=2):
         for where in ("main process", "worker"):
             alive: weakref.WeakSet = weakref.WeakSet()
@@ -836,13 +880,14 @@ def stream(trial: Trial, answer: Any) -> None:
     errors: list[Exception] = [OSError("gone"), ValueError("bad"), KeyError("k"), _TornError(), RuntimeError("torn")]
     with trial.group("an error names the shard", hint="which of your lines can raise it, and who catches it?", see=2):
         for number, error in enumerate(errors):
-            shards = [["of/shard", name] for name in names]
+            kind = (list, tuple)[number % 2]
+            shards = [kind(("of/shard", name)) for name in names]
             bad = "iadef"[number]
             for at_once, where in itertools.product((False, True), ("main process", "worker")):
                 reads: list[str] = []
 
                 def broken(
-                    shard: list[str], bad: str = bad, error: Exception = error, at_once=at_once, reads=reads
+                    shard: Sequence[str], bad: str = bad, error: Exception = error, at_once=at_once, reads=reads
                 ) -> Any:
                     reads.append(shard[1])
                     if shard[1] == bad and at_once:
@@ -861,7 +906,7 @@ def stream(trial: Trial, answer: Any) -> None:
                         got.extend(made)
                     except Exception as caught:
                         raised = caught
-                name = str(["of/shard", bad])
+                name = str(kind(("of/shard", bad)))
                 shown = "no error" if raised is None else f"{type(raised).__name__}: {raised}"
                 case = f"{where}: {type(error).__name__} in shard {name}, {'from' if at_once else 'after'} `read`"
                 fine = isinstance(raised, RuntimeError) and name in str(raised)

@@ -48,6 +48,30 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _works_on_an_accelerator(trial: Trial, case: str, answer: Any, *inputs: Any, **options: Any) -> None:
+    """Inside a group: with inputs on an accelerator, a pretended one, the answer runs and its result is there, too."""
+    from shared.pretended import pretended_accelerator  # which loads torch._dynamo: seconds that the setup cell saves
+
+    with pretended_accelerator() as accelerator:
+        moved = [one.to(accelerator) if isinstance(one, Tensor) else one for one in inputs]
+        try:
+            found = str(answer(*moved, **options).device)
+        except TypeError as error:
+            if "float64" not in str(error):
+                raise
+            return  # computed in float64, which is refused as on a Mac's GPU; others have it
+        trial.equal(case, found, str(moved[0].device))
+
+
+def _mistake_in_dtype(got: Any, want: Tensor, see: int) -> dict[str, Any]:
+    """A hint for a result that isn't float64, or is off from `want` by no more than float32 rounds; else none."""
+    if not isinstance(got, Tensor) or got.shape != want.shape or got.device != want.device:
+        return {}
+    if got.dtype == want.dtype and not torch.allclose(got, want, rtol=1e-6, atol=1e-6):
+        return {}
+    return {"hint": "the inputs are float64 here: in which dtype do you compute, and what comes back?", "see": see}
+
+
 # ---------------------------------------------------------------- 15-04.1
 
 
@@ -117,7 +141,8 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
         for case, z, y, e in plain:
             for how in ("none", "sum", "mean"):
                 got, want = (f(z, y, e, reduction=how) for f in (answer, _smoothed))
-                trial.close(f"{how}, {case}", got, want, hint=hints[how], **close)
+                hint = {"hint": hints[how]} | _mistake_in_dtype(got, want, see=2)
+                trial.close(f"{how}, {case}", got, want, **hint, **close)
             shown = f"epsilon and reduction by default, {case.partition(', epsilon')[0]}"
             trial.close(shown, answer(z, y), _smoothed(z, y), hint="take one entry through the formula", **close)
     item, mean = "class weights and ignored labels", "by what is the sum of the losses divided?"
@@ -187,6 +212,13 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                     want = _smoothed(z.double(), y, 0.1, reduction=how).to(dtype)
                     rtol, atol = (2e-2, 2e-2) if dtype in _HALVES else (1e-5, 1e-5)
                     trial.close(f"{dtype}, {how}", answer(z, y, 0.1, reduction=how), want, rtol=rtol, atol=atol)
+    hint = "where does each tensor lie that you make? The logits are on a pretended accelerator here"
+    with trial.group("the device is that of the logits", hint=hint):
+        z, y = _classified((7, 5, 2), torch.float32)
+        y[0] = -100
+        for weight, how in itertools.product((None, torch.rand(5) + 0.1), ("none", "sum", "mean")):
+            case = f"{how}, {'no weights' if weight is None else 'weights'}"
+            _works_on_an_accelerator(trial, case, answer, z, y, 0.1, weight, reduction=how)
     item = "logits of ±10,000: the loss of float64, and no NaN"
     with trial.group(item, hint="which operation leaves the range of its dtype?", see=2):
         for dtype in _FORMATS:
@@ -279,8 +311,9 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     with trial.group("equals a loop over all views", hint=hint, see=1):
         for a, b in pairs:
             for tau in taus:
+                got, want = answer(a, b, tau), _nt_xent(a, b, tau)
                 case = f"{len(a)} images, temperature {tau}"
-                trial.close(case, answer(a, b, tau), _nt_xent(a, b, tau), rtol=1e-7, atol=1e-9)
+                trial.close(case, got, want, rtol=1e-7, atol=1e-9, **_mistake_in_dtype(got, want, see=3))
             trial.close(f"{len(a)} images, by default", answer(a, b), _nt_xent(a, b), rtol=1e-7, atol=1e-9)
     with trial.group("one image alone costs 0", hint="who else is there?", see=2):
         for d in (1, 4):
@@ -323,6 +356,9 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             got = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}" if is_tensor else f"a {type(loss).__name__}"
             right = is_tensor and (tuple(loss.shape), loss.dtype) == ((), dtype)
             trial.that(f"inputs of {dtype}", right, expected=f"a tensor of shape () and {dtype}", got=got)
+    hint = "where does each tensor lie that you make? The inputs are on a pretended accelerator here"
+    with trial.group("the device is that of the inputs", hint=hint):
+        _works_on_an_accelerator(trial, "6 images", answer, *torch.randn(2, 6, 8), 0.5)
     item = "low temperatures and large entries: the loss of float64, finite gradients"
     with trial.group(item, see=3):
         for dtype in _FORMATS:
