@@ -22,8 +22,8 @@ INTRODUCTION = """\
 
 Choose a topic, run its cells from top to bottom with Shift+Enter, and write your answers where the exercises ask for
 them. The check below an answer says what is right, what is wrong and where to look; each demand that you meet has its
-share of the points. An exercise that you leave out stops nothing. If you are stuck with a wrong answer, the last line of
-the check names one line of code: put it first into the check's cell, and the cells below use the course's answer.
+share of the points. An exercise that you leave out stops nothing. If you are stuck with a wrong answer, the last line
+of the check names one line of code: put it first into the check's cell, and the cells below use the course's answer.
 
 {table}
 

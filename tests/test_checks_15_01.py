@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -1486,6 +1486,7 @@ WRONG_STEP = {
 
 
 ANSWERS, STUBS = answers("15-01"), answers("15-01", edit=student_source)
+IDLE = idle("15-01")
 CHECKS = {
     "nodes_that_run": check.nodes_that_run,
     "Swish": check.swish,
@@ -1514,6 +1515,7 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-01"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT, WRONG = RIGHT, WRONG
 

@@ -9,7 +9,7 @@ from numbers import Integral
 import numpy as np
 import pytest
 import torch
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
 
@@ -1409,6 +1409,7 @@ CHECKS = {
     "ResumableSampler": check.resume,
 }
 ANSWERS, STUBS = ({name: found[name] for name in CHECKS} for found in (_full, _student))
+IDLE = idle("15-02")
 RIGHT = {
     "pad_collate": [pad_by_slices, pad_ones_too],
     "BucketBatchSampler": [Buckets, NumpyBuckets],
@@ -1428,6 +1429,7 @@ WRONG = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one catches GeneratorExit, too
 class TestChecks(CheckProtocol):
     TOPIC = "15-02"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from answer_variants import variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import nn
 
 from course.answers import answers, definitions
@@ -17,6 +17,7 @@ from shared.checks import topic_15_04 as check
 GIVEN = definitions("15-04", "log-probabilities", "shadow")
 ANSWERS = answers("15-04", given=GIVEN)
 STUBS = answers("15-04", edit=student_source, given=GIVEN)
+IDLE = idle("15-04", GIVEN)
 NAMES = {
     "smoothing": "label_smoothing_cross_entropy",
     "ntxent": "nt_xent_loss",
@@ -1608,6 +1609,7 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-04"
+    IDLE = IDLE
     CHECKS = CHECKS
     ANSWERS = ANSWERS
     STUBS = STUBS

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 from answer_variants import variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
@@ -23,6 +23,7 @@ from shared.checks import topic_15_05 as check
 GIVEN = definitions("15-05", "helpers", "recorder", "replay", "gate", "judge", "five", "report", "enhance")
 ANSWERS = answers("15-05", given=GIVEN)
 STUBS = answers("15-05", edit=student_source, given=GIVEN)
+IDLE = idle("15-05", GIVEN)
 NAMES = {
     "five": "counterexamples",
     "scriptable": "Scriptable",
@@ -1397,6 +1398,7 @@ WRONG_LOADER = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-05"
+    IDLE = IDLE
     ANSWERS, STUBS = ANSWERS, STUBS
     CHECKS: ClassVar = {
         "counterexamples": check.counterexamples,

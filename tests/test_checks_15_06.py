@@ -7,7 +7,7 @@ import operator
 import torch
 import torch.nn.functional as F
 from answer_variants import variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import fx, nn
 
 from course.answers import answers, definitions
@@ -18,6 +18,7 @@ CELLS = "effect module-effect fusion-arguments norm-values conv-values call-agai
 GIVEN = definitions("15-06", *CELLS.split())
 ANSWERS = answers("15-06", given=GIVEN)
 STUBS = answers("15-06", edit=student_source, given=GIVEN)
+IDLE = idle("15-06", GIVEN)
 NAMES = {
     "replace": "replace_relu",
     "flops": "count_flops",
@@ -1145,5 +1146,6 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-06"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT, WRONG = RIGHT, WRONG

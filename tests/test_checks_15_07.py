@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 
 from course.answers import answers
 from course.exercise_form import student_source
@@ -1008,6 +1008,7 @@ CHECKS = {
 }
 ANSWERS = answers("15-07", given={"Op": Op})
 STUBS = answers("15-07", edit=student_source, given={"Op": Op})
+IDLE = idle("15-07", {"Op": Op})
 RIGHT = {
     "give_back": [give_back_by_blocks, give_back_while_there_is_one],
     "post_mortem": [post_mortem_by_pattern, post_mortem_word_by_word],
@@ -1028,6 +1029,7 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-07"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):

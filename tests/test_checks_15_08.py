@@ -15,12 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 
 from course.answers import answers
 from course.exercise_form import student_source
 from shared import launch
 from shared.checks import topic_15_08 as check
+from shared.checks.ranks import RETURNS
 from shared.checks.report import CheckFailed
 from shared.traffic import Call, observe, recorded, rounds
 
@@ -29,6 +30,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not im
 
 ANSWERS = answers("15-08")
 STUBS = answers("15-08", edit=student_source)
+IDLE = idle("15-08")
 CHECKS = {
     "ring_shift": check.ring_shift,
     "tree_broadcast": check.tree_broadcast,
@@ -1705,12 +1707,12 @@ RIGHT = {
     "average_gradients": [average_async, average_by_avg, average_functional],
     "cut_buckets": [cut_recursively, cut_with_running_sums, cut_by_states],
 }
-RETURNS = check.RETURNS
 MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-08"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):

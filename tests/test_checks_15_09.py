@@ -5,7 +5,7 @@ import re
 import torch
 import torch.nn.functional as F
 from answer_variants import sources, variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import nn
 
 from course.answers import answers, definitions
@@ -15,6 +15,7 @@ from shared.checks import topic_15_09 as check
 GIVEN = definitions("15-09", "patient")
 ANSWERS = answers("15-09", given=GIVEN)
 STUBS = answers("15-09", edit=student_source, given=GIVEN)
+IDLE = idle("15-09", GIVEN)
 SOURCES = sources("15-09")
 NAMES = {
     "contrast": "contrast",
@@ -1130,6 +1131,7 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-09"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT, WRONG = RIGHT, WRONG
 

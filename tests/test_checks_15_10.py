@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from answer_variants import variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 
 from course.answers import answers, definitions
 from course.exercise_form import student_source
@@ -29,6 +29,7 @@ CELLS = """data helpers plain-loop callback stages loop order ended signals endi
 GIVEN = definitions("15-10", "device", *CELLS.split())
 ANSWERS = answers("15-10", given=GIVEN)
 STUBS = answers("15-10", edit=student_source, given=GIVEN)
+IDLE = idle("15-10", GIVEN)
 GIVEN.update({name: ANSWERS[name] for name in ("CheckpointFile", "grouped")})  # which the lesson's classes call
 NAMES = {
     "stopping": "EarlyStopping",
@@ -1666,6 +1667,7 @@ CHECKS = {
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # as some wrong answers leave it
 class TestChecks(CheckProtocol):
     TOPIC = "15-10"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT: ClassVar = {
         "EarlyStopping": [ByHistory, ByNumbers],
