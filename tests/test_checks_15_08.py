@@ -20,6 +20,7 @@ from check_protocol import CheckProtocol, idle
 from course.answers import answers
 from course.exercise_form import student_source
 from shared import launch
+from shared.checks import ranks
 from shared.checks import topic_15_08 as check
 from shared.checks.ranks import RETURNS
 from shared.checks.report import CheckFailed
@@ -48,7 +49,7 @@ HANGS = 2  # seconds for an answer that is to be found hanging; others have time
 @pytest.fixture(scope="module")
 def ahead():
     """Begins the launches of an exercise ahead, two at a time: while one waits in vain, another gets on."""
-    run, start = check._outcome, check.launch
+    run, start = ranks._outcome, ranks.launch
 
     def run_once(function, size, answer, *args):
         key = (function, size, answer)
@@ -66,8 +67,8 @@ def ahead():
         return start(function, size, notes, answer, *args, timeout=HANGS if answer in MAY_HANG else 30, **how)
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr(check, "_outcome", run_once)
-        patch.setattr(check, "launch", limited)
+        patch.setattr(ranks, "_outcome", run_once)
+        patch.setattr(ranks, "launch", limited)
         begin = cache(lambda name, *answers: [pool.submit(CHECKS[name].run, answer) for answer in answers])
         yield begin
         pool.shutdown(cancel_futures=True)

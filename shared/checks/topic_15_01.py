@@ -261,7 +261,7 @@ def swish(trial: Trial, answer: Any) -> None:
     large = torch.cat([-large, torch.zeros(1), large])
     x = large.clone().requires_grad_()
     apply(x)
-    trial.equal("x stays as it is", x, large, hint="does an operation of forward write into x?")
+    trial.equal("x stays as it is", x, large, hint="does an operation of forward write into x?", free=True)
     cases = [*_inputs(torch.float32, torch.bfloat16), (far, large)]
     tails = [  # where value and slope are small, and no less precise for it
         ("x from -700 to -10, torch.float64", torch.linspace(-700, -10, 70, dtype=torch.float64), 1e-9),
@@ -303,14 +303,16 @@ def swish(trial: Trial, answer: Any) -> None:
     sent = torch.randn_like(x)
     incoming = sent.clone()
     torch.autograd.grad(apply(x), x, incoming)
-    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?")
+    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?", free=True)
 
     points = [torch.randn(shape, dtype=torch.float64).t().requires_grad_() for shape in ((), (5,), (2, 3))]
-    with trial.group("gradcheck in float64", hint="is backward's result the same each time, and of x's dtype?"):
+    with trial.group(
+        "gradcheck in float64", hint="is backward's result the same each time, and of x's dtype?", free=True
+    ):
         for x in points:
             gradcheck(apply, x)
     with trial.group(
-        "gradgradcheck in float64", hint="can autograd follow backward, from x and from grad_output?", see=2
+        "gradgradcheck in float64", hint="can autograd follow backward, from x and from grad_output?", see=2, free=True
     ):
         for x in points:
             gradgradcheck(apply, x)
@@ -335,6 +337,7 @@ def swish(trial: Trial, answer: Any) -> None:
         expected="no more than x itself",
         got=f"{kept} bytes of other memory; x has {64 * 4}",
         hint="what of forward is still referred to when backward has not run?",
+        free=True,
     )
     trial.that(
         "what it keeps goes away with its node",
@@ -342,6 +345,7 @@ def swish(trial: Trial, answer: Any) -> None:
         expected="nothing is left when the output and its node are gone",
         got=f"{left} bytes, x's among them",
         hint="who but the node refers to x?",
+        free=True,
     )
     x = torch.randn(3, requires_grad=True)
     y = apply(x)
@@ -358,6 +362,7 @@ def swish(trial: Trial, answer: Any) -> None:
         expected="backward raises when x was overwritten since forward",
         got="a gradient from the overwritten x",
         hint="read 'save_for_backward or an attribute?' in section 2 again",
+        free=True,
     )
 
 
@@ -392,7 +397,7 @@ def quantise(trial: Trial, answer: Any) -> None:
     x = torch.tensor([-3.0, -1.0, -0.4, 0.0, 0.7, 1.0, 2.0], requires_grad=True)
     given = x.detach().clone()
     apply(x, 3)
-    trial.equal("x stays as it is", x.detach(), given, hint="does an operation of forward write into x?")
+    trial.equal("x stays as it is", x.detach(), given, hint="does an operation of forward write into x?", free=True)
 
     def cases() -> Iterator[tuple[str, Tensor, int]]:
         for levels in (2, 3, 4, 7, 16, 255, 256):
@@ -458,7 +463,7 @@ def quantise(trial: Trial, answer: Any) -> None:
     sent = torch.randn(8)
     incoming = sent.clone()
     torch.autograd.grad(apply(x, 5), x, incoming)
-    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?")
+    trial.equal("grad_output stays as it is", incoming, sent, hint="does backward write into grad_output?", free=True)
     with trial.group("keeps at most one byte for each element", hint="what does backward have to know of x?", see=2):
         for dtype in (torch.float32, torch.float64):
             for levels in (2, 256):
@@ -654,11 +659,13 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         expected="requires_grad False",
         got="a tensor that keeps the graph alive",
         hint="what does a stored output still refer to?",
+        free=True,
     )
     with trial.group(
         "the model computes and learns as without the recorder",
         hint="what do your hooks return, and does a line of yours change gradients?",
         see=4,
+        free=True,
     ):
         net.train()
         net.block.eval()
@@ -750,6 +757,7 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
             got="no exception" if error is None else repr(error),
             hint="what does __exit__ return, or raise?",
             see=3,
+            free=True,
         )
     trial.that(
         "the recordings stay after an exception",
@@ -997,6 +1005,7 @@ def image_norms(trial: Trial, answer: Any) -> None:
         expected="the loss's IndexError, then the model's ZeroDivisionError",
         got=", ".join(type(error).__name__ if error else "no exception" for error in errors),
         hint="who catches it?",
+        free=True,
     )
 
 
@@ -1190,13 +1199,16 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
     kept.append(answer(net, makers["SGD"]))
     _backward((net,))
     item = "frozen parameters stay"
-    trial.equal(item, net.frozen.bias.detach(), usual.frozen.bias.detach(), hint="which ones may be stepped?")
+    trial.equal(
+        item, net.frozen.bias.detach(), usual.frozen.bias.detach(), hint="which ones may be stepped?", free=True
+    )
     trial.equal(
         "one that a backward doesn't reach isn't stepped, even if it has a gradient",
         net.unused.detach(),
         usual.unused.detach(),
         hint="which parameters does one step of yours look at?",
         see=1,
+        free=True,
     )
     _undoes(trial, undo, undone, net, hooks)
     with trial.group(equal, hint="what is left of the first call when yours is called once more?"):

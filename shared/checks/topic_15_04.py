@@ -177,7 +177,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
             hint = "in which dtype are weights and logits multiplied?"
             got = answer(z, y, 0.3, weight).to(dtype)
             trial.close(f"weights, {dtype}", got, want, hint=hint, rtol=2e-2, atol=1e-5)
-    with trial.group("the inputs stay as they are", hint="which line writes into what it was given?"):
+    with trial.group("the inputs stay as they are", hint="which line writes into what it was given?", free=True):
         for *_, e in few:
             z, some = _classified((5, 7, 2))
             some.view(-1)[::2] = -100
@@ -213,7 +213,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                     rtol, atol = (2e-2, 2e-2) if dtype in _HALVES else (1e-5, 1e-5)
                     trial.close(f"{dtype}, {how}", answer(z, y, 0.1, reduction=how), want, rtol=rtol, atol=atol)
     hint = "where does each tensor lie that you make? The logits are on a pretended accelerator here"
-    with trial.group("the device is that of the logits", hint=hint):
+    with trial.group("the device is that of the logits", hint=hint, free=True):
         z, y = _classified((7, 5, 2), torch.float32)
         y[0] = -100
         for weight, how in itertools.product((None, torch.rand(5) + 0.1), ("none", "sum", "mean")):
@@ -322,7 +322,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
                 got = answer(a, other, tau)
                 trial.close(f"{d} dimensions, temperature {tau}", got, torch.zeros((), dtype=torch.float64))
     hint = "which length does each row have when two are compared, a very short one too?"
-    with trial.group("the length of a row doesn't matter", hint=hint):
+    with trial.group("the length of a row doesn't matter", hint=hint, free=True):
         for a, b in pairs:
             scale = 10 ** (20 * torch.rand(2, len(a), 1, dtype=torch.float64) - 10)
             scale[0, 0], scale[1, -1] = 1e-10, 1e10
@@ -357,7 +357,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             right = is_tensor and (tuple(loss.shape), loss.dtype) == ((), dtype)
             trial.that(f"inputs of {dtype}", right, expected=f"a tensor of shape () and {dtype}", got=got)
     hint = "where does each tensor lie that you make? The inputs are on a pretended accelerator here"
-    with trial.group("the device is that of the inputs", hint=hint):
+    with trial.group("the device is that of the inputs", hint=hint, free=True):
         _works_on_an_accelerator(trial, "6 images", answer, *torch.randn(2, 6, 8), 0.5)
     item = "low temperatures and large entries: the loss of float64, finite gradients"
     with trial.group(item, see=3):
@@ -806,6 +806,7 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         got=", ".join({"_local_scalar_dense": "a tensor taken as a number"}.get(name, name) for name in reads),
         hint="which line needs a number in Python?",
         see=3,
+        free=True,
     )
 
     def finite_is_clipped(how: str) -> None:

@@ -472,10 +472,10 @@ def export_batches(trial: Trial, answer: Any) -> None:
 
     def hold_model() -> None:
         """What the exports so far have left behind."""
-        with trial.group(moved, hint="who shares the buffers with the model?", see=1):
+        with trial.group(moved, hint="who shares the buffers with the model?", see=1, free=True):
             for name, calls in counted:
                 trial.equal(name, calls, 0)
-        with trial.group(modes, hint="remember what, and restore when?"):
+        with trial.group(modes, hint="remember what, and restore when?", free=True):
             for name, after, before in kept:
                 trial.equal(name, after, before)
         kept.clear()
@@ -581,7 +581,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
             kept.append((f"after a refusal: {kind}", _modes(model), _modes(_mixed(_Fixed(kind)))))
             counted.append((f"calls counted after a refusal: {kind}", int(model.calls)))
     hold_model()
-    with trial.group(moved, hint="who shares the buffers with the model?", see=1):
+    with trial.group(moved, hint="who shares the buffers with the model?", see=1, free=True):
         spread, x = _Spread(), torch.randn(5, 4)
         for rows in (1, 3):
             name = f"NaN for one row, {rows} in the example"
@@ -809,7 +809,7 @@ def _hold_exported(
     trial: Trial, model: nn.Module, body: nn.Module, example: str, x: Tensor, dynamic: bool, sizes: Sequence[int]
 ) -> None:
     """Export with an example, and hold the program's branches, results and counts for all kinds of scans."""
-    with trial.group("torch.export accepts it"):
+    with trial.group("torch.export accepts it", free=True):
         try:
             with quiet():
                 program = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch")},) if dynamic else None)
@@ -839,7 +839,7 @@ def _hold_exported(
                 case = f"{name}, {n} in the batch, exported with {example}"
                 counts.append((case, int(module.dark) - start, counted))
                 trial.close(case, got, body(image).detach())
-    with trial.group("dark counts dark batches alone", hint="compare with Enhance, way by way", see=2):
+    with trial.group("dark counts dark batches alone", hint="compare with Enhance, way by way", see=2, free=True):
         for count in counts:
             trial.equal(*count)
     with trial.group("each way is a branch of torch.cond", hint="which branch does each kind of scan take?", see=1):

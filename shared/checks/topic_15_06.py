@@ -218,7 +218,9 @@ def replace_relu(trial: Trial, answer: Any) -> None:
                 got=f"calls besides those of new: {rest}",
                 hint=f"print the graph of such a model, before and after: {label}",
             )
-            with trial.group("model stays as it is", hint="what of the model's modules and parameters is changed?"):
+            with trial.group(
+                "model stays as it is", hint="what of the model's modules and parameters is changed?", free=True
+            ):
                 _hold_shape(trial, label, _shape_of(model), before, "")
                 trial.equal(label, model(x.clone()), want(torch.relu, x))
             left = [path for path, module in result.named_modules() if type(module) is nn.ReLU]
@@ -226,7 +228,7 @@ def replace_relu(trial: Trial, answer: Any) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.BatchNorm1d(4).eval(), nn.Dropout(0.5))
     model[0].bias.requires_grad_(False)
     before, result = _shape_of(model), answer(model, _bent)
-    with trial.group("model stays as it is", hint="whose modes and parameters are switched?"):
+    with trial.group("model stays as it is", hint="whose modes and parameters are switched?", free=True):
         _hold_shape(trial, "modes, hooks, parameters that learn", _shape_of(model), before, "")
     got, want = _shapes_of_same(result, model)
     trial.equal("all other calls stay", got, want, hint="in which mode is each module, and which parameters learn?")
@@ -399,7 +401,7 @@ def count_flops(trial: Trial, answer: Any) -> None:
     modes = list(_GRAD_MODES)
     trial.equal("the model runs once", len(modes), 1, hint="how often is it called?")
     item = "no gradients are recorded, and recording is as it was afterwards"
-    with trial.group(item, hint="who switches recording off, and on again?"):
+    with trial.group(item, hint="who switches recording off, and on again?", free=True):
         trial.that("while it runs", not any(modes), expected="recording is off", got="recording is on")
         trial.that("afterwards", torch.is_grad_enabled(), expected="recording is on", got="recording is off")
 
@@ -525,6 +527,7 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
             got="others",
             hint=f"whose graph is edited? ({label})",
             see=2,
+            free=True,
         )
         switched = f"what of gm's modules and parameters is switched? ({label})"
         _hold_shape(trial, "gm stays as it is", _shape_of(gm), shape, switched)
@@ -532,9 +535,12 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
         if not hint:
             hint = "which two nodes compute the same, and why is the second not recognised?"
             hint = hint if kept > left else "which node is gone, and was there another that computes the same?"
-        with trial.group(item, hint=hint, see=see):
+        nothing_to_merge = left == len(gm.graph.nodes)
+        with trial.group(item, hint=hint, see=see, free=nothing_to_merge):
             trial.equal(f"nodes left, {label}", kept, left)
-        with trial.group("outputs stay the same", hint="print both codes: which line computes something else?"):
+        with trial.group(
+            "outputs stay the same", hint="print both codes: which line computes something else?", free=True
+        ):
             made, given = _shapes_of_same(result, gm)
             trial.equal(f"modes and gradients, {label}", made, given, hint="what did you switch in a copy?")
             if see == 1 and "constants" not in item:
@@ -1468,7 +1474,7 @@ def pass_backend(trial: Trial, answer: Any) -> None:
             trial.equal(f"outputs {case}", got, want)
             right = [(bad.__name__, steps, False), ("_drop_last", steps - 1, True), ("_same", steps - 1, True)]
             _hold_log(trial, f"log {case}", backend.log, [right])
-    with trial.group("trying runs on copies", see=1):
+    with trial.group("trying runs on copies", see=1, free=True):
         for label, forward in (
             ("an input that is written", lambda m, x: (x.add_(1), x * 2)),
             ("batch norm in training mode", lambda m, x: (m.norm(x), x)),
@@ -1523,7 +1529,7 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         case, hint = "log where nothing is written, and a module goes that nobody calls", "what has to be the same?"
         _hold_log(trial, case, backend.log, [want], hint)
     hint = "what does the callable do with gradient mode and with its inputs?"
-    with trial.group("gradients flow through the callable", hint=hint):
+    with trial.group("gradients flow through the callable", hint=hint, free=True):
         gm = capture()
         run = answer([_drop_last])(gm, [x])
         given = x.clone().requires_grad_()

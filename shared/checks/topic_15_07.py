@@ -173,7 +173,9 @@ def give_back(trial: Trial, answer: Any) -> None:
                 cache, want, _ = run(segments, strict=False)
                 left = sorted(set(want) - set(cache.freed))
                 trial.equal(f"(address, bytes) of what stayed; {_show(segments)}", left, [])
-    with trial.group("a segment with a block in use stays", hint="look at this segment, block by block", see=1):
+    with trial.group(
+        "a segment with a block in use stays", hint="look at this segment, block by block", see=1, free=True
+    ):
         for segments in _caches(dice, [False, True], split=True):
             cache, want, _ = trial.call(_show(segments), lambda segments=segments: run(segments))
             trial.equal(f"what went back too much; {_show(segments)}", sorted(set(cache.freed) - set(want)), [])
@@ -187,7 +189,9 @@ def give_back(trial: Trial, answer: Any) -> None:
                         {"small" if small else "large": keys for small, keys in one.items()} for one in (now, then)
                     )
                 trial.equal(f"{part} afterwards; {_show(segments)}", now, then, hint=hint)
-    with trial.group("the order: the large pool first, each pool as in its list", hint="read the task on the order"):
+    with trial.group(
+        "the order: the large pool first, each pool as in its list", hint="read the task on the order", free=True
+    ):
         for segments in _caches(dice, [False, True], split=False):
             number = {address: n for n, address in enumerate(_Cache(segments).blocks, start=1)}
             cache, want, _ = run(segments)
@@ -496,7 +500,9 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
                 got = trial.call(case, lambda m=model, o=optimizer: answer(m, o), hint="run it on such a model")
                 found = _entry(trial, case, got, key)
                 trial.equal(case, found, _fixed_bytes(model, optimizer)[key], hint=hint, see=2 if twice else see)
-    with trial.group("nothing is computed, and the model stays as it is", hint="what do shapes and dtypes tell alone?"):
+    with trial.group(
+        "nothing is computed, and the model stays as it is", hint="what do shapes and dtypes tell alone?", free=True
+    ):
         for name, model, optimizer in cases:
             with _Touched(model) as touched:
                 answer(model, optimizer)
@@ -816,7 +822,7 @@ def plan(trial: Trial, answer: Any) -> None:
     """`answer(tensors)` is a list of offsets at which tensors that are there together share no byte."""
     cases = _by_chance(random.Random(6))
     shown = {id(tensors): f"plan({tensors})" if len(tensors) < 10 else f"{len(tensors)} tensors" for tensors in cases}
-    with trial.group("a list with an offset for each tensor", hint="compare what you return with the task"):
+    with trial.group("a list with an offset for each tensor", hint="compare what you return with the task", free=True):
         for tensors in cases:
             name = shown[id(tensors)]
             got = trial.call(name, lambda tensors=tensors: answer(list(tensors)), hint="run it on this case")
@@ -844,7 +850,7 @@ def plan(trial: Trial, answer: Any) -> None:
                     expected=f"{one} and {other} apart",
                     got=f"bytes {p} to {p + one[2]} and {q} to {q + other[2]}",
                 )
-    with trial.group("tensors stays as it is", hint="which of your lines changes the list that was given?"):
+    with trial.group("tensors stays as it is", hint="which of your lines changes the list that was given?", free=True):
         for tensors in cases:
             given = list(tensors)
             answer(given)

@@ -189,7 +189,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
                 if case.other(rank, case.by) == rank and not told:
                     told = {"hint": "what do you return where nothing moves?", "see": 4}
                 trial.equal(f"rank {rank}, {case}", entry["got"], want, **told)
-    with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
+    with trial.group("no collective", hint="which call of yours do all ranks take part in?", free=True):
         for case, rank, entry in entries:
             calls = collectives(entry["calls"])
             trial.that(f"rank {rank}, {case}", not calls, expected="messages only", got=_shown(calls))
@@ -199,7 +199,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
             sent = [(call.peer, call.size) for call in entry["calls"] if call.name == "send"]
             want = [(to, prod(case.shape) * case.dtype.itemsize)] if to != rank else []
             trial.equal(f"(rank, bytes) of what rank {rank} sends, {case}", sent, want)
-    with trial.group("the tensor passed in stays as it was", hint="where do you put what arrives?"):
+    with trial.group("the tensor passed in stays as it was", hint="where do you put what arrives?", free=True):
         for case, rank, entry in entries:
             trial.that(f"rank {rank}, {case}", entry["kept"], expected="never written to", got="written to")
     with trial.group("the result is a new tensor", hint="look at what you return when nothing moves", see=4):
@@ -336,11 +336,13 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
         for case, rank, entry in entries:
             if not case.late:
                 held(case, rank, entry)
-    with trial.group("sends and receives only", hint="which call of yours do all ranks take part in?"):
+    with trial.group("sends and receives only", hint="which call of yours do all ranks take part in?", free=True):
         for case, rank, entry in entries:
             calls = collectives(entry["calls"])
             trial.that(f"rank {rank}, {case}", not calls, expected="no collective", got=_shown(calls))
-    with trial.group("in ceil(log2 N) rounds", hint="who could send, and stands idle, in your second round?", see=2):
+    with trial.group(
+        "in ceil(log2 N) rounds", hint="who could send, and stands idle, in your second round?", see=2, free=True
+    ):
         for i, case in enumerate(cases):
             messages = rounds([found[rank][i].get("calls", []) for rank in range(_WORLD)], case.members[case.src])
             first = {to: turn for turn, _, to in sorted(messages, reverse=True) if to != case.members[case.src]}
@@ -487,11 +489,11 @@ def two_way_ring(trial: Trial, answer: Any) -> None:
                 where = f"rank {rank}, {case}, between two tensors that don't take part"
                 total = case.total(rank)
                 trial.close(where, entry["all"], total, **_told(entry["all"], total, case.rows(rank)))
-    with trial.group("no collective", hint="which call of yours do all ranks take part in?"):
+    with trial.group("no collective", hint="which call of yours do all ranks take part in?", free=True):
         for case, rank, entry in entries:
             calls = collectives(entry["calls"])
             trial.that(f"rank {rank}, {case}", not calls, expected="messages only", got=_shown(calls))
-    with trial.group("to the two neighbours only", hint="with whom does a rank of a ring talk?"):
+    with trial.group("to the two neighbours only", hint="with whom does a rank of a ring talk?", free=True):
         for case, rank, entry in entries:
             place, n = case.ring.index(rank), len(case.ring)
             neighbours = {case.ring[(place + 1) % n], case.ring[(place - 1) % n]} - {rank}
@@ -499,7 +501,10 @@ def two_way_ring(trial: Trial, answer: Any) -> None:
             got = f"messages to {sorted({call.peer for call in others})}"
             trial.that(f"rank {rank}, {case}", not others, expected=f"messages to {sorted(neighbours)}", got=got)
     with trial.group(
-        "no link carries more than half of the plain ring's", hint="what goes to the left, what to the right?", see=1
+        "no link carries more than half of the plain ring's",
+        hint="what goes to the left, what to the right?",
+        see=1,
+        free=True,
     ):
         for case, rank, entry in entries:
             for peer in set(case.ring) - {rank}:
@@ -656,6 +661,7 @@ def train_until(trial: Trial, answer: Any) -> None:
         "one collective a step, one at the end, nothing else",
         hint="what must be known each step? (An object takes two collectives: its size, then its bytes.)",
         see=3,
+        free=True,
     ):
         for name, case, *_, calls in entries:
             most = case.outcome()[1] + 1
@@ -782,12 +788,12 @@ def average_gradients(trial: Trial, answer: Any) -> None:
                     if size > 1 and not told and _told(grad, size * mean):
                         told = {"hint": "read again what every gradient is replaced by"}
                     trial.close(f"gradient {number}, {name}", grad, mean, **told)
-    with trial.group("None stays None", hint="which parameters do you leave out?"):
+    with trial.group("None stays None", hint="which parameters do you leave out?", free=True):
         for name, _, means, _, entry in entries:
             for number, mean in enumerate(means):
                 right = mean is not None or entry["grads"][number] is None
                 trial.that(f"gradient {number}, {name}", right, expected="None", got="a tensor")
-    with trial.group("p.grad is the tensor it was", hint="somebody else may hold p.grad"):
+    with trial.group("p.grad is the tensor it was", hint="somebody else may hold p.grad", free=True):
         for name, *_, entry in entries:
             trial.that(name, entry["same"], expected="the same object, changed in place", got="another tensor")
     with trial.group("one all_reduce for each bucket", hint="fill the buckets on paper for these shapes", see=1):

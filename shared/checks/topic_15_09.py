@@ -98,7 +98,7 @@ def contrast(trial: Trial, answer: Any) -> None:
         want = _gradient(answer, images, weights)
         floor = 1e-3 * want.abs().amax().item()
         trial.close("with a black image", torch.cat([got[:2], got[3:]]), want, rtol=1e-3, atol=floor)
-    with trial.group("images stay as they were", hint="what do you do to the caller's tensor itself?"):
+    with trial.group("images stay as they were", hint="what do you do to the caller's tensor itself?", free=True):
         for images in (mixed, flat):
             x = images.clone().requires_grad_()
             answer(x).sum().backward()
@@ -313,7 +313,7 @@ def losses(trial: Trial, answer: Any) -> None:
                         case = f"{len(x)} images, the gradient of {key}"
                         trial.close(case, got[key], want[key], rtol=1e-3, atol=1e-5, hint=hint, see=see)
         item = f"{name}: x and y stay as they were"
-        with trial.group(item, hint="which line does something to the caller's own tensor?"):
+        with trial.group(item, hint="which line does something to the caller's own tensor?", free=True):
             for model, x, y in data:
                 for kind in ("a constant", "a leaf that needs a gradient", "a result that needs a gradient"):
                     given = (_given(x, kind), y.clone())
@@ -403,7 +403,7 @@ def _check_train_5(trial: Trial, answer: Callable) -> None:
         with trial.group(updates, hint=hint, see=1):
             for key, value in _state(twin).items():
                 trial.close(f"{case}, {key}", _state(model)[key], value)
-        with trial.group(stays, hint="the task names nothing to switch"):
+        with trial.group(stays, hint="the task names nothing to switch", free=True):
             modes = [m.training for m in model.modules()]
             trial.equal(f"{case}, training mode of each module", modes, [m.training for m in twin.modules()])
             learns = [p.requires_grad for p in model.parameters()]
@@ -424,14 +424,14 @@ def _check_train_5(trial: Trial, answer: Callable) -> None:
             answer(model, optimizer, batches, every)
         return _state(model)
 
-    with trial.group(left, hint="what is in .grad when the next call begins?", see=1):
+    with trial.group(left, hint="what is in .grad when the next call begins?", see=1, free=True):
         for every, count in ((2, 3), (3, 5), (4, 2)):
             first, second = _batches(count), _batches(every)
             used = first[: count - count % every]
             got, want = after((first, every), (second, every)), after((used, every), (second, every))
             for key in want:
                 trial.close(f"every={every}, {count} batches and {every} more, {key}", got[key], want[key])
-    with trial.group(old, hint="what may .grad hold when train_5 is called?", see=1):
+    with trial.group(old, hint="what may .grad hold when train_5 is called?", see=1, free=True):
         batches = _batches(4)
         got, want = after((batches, 2), gradient=5.0), after((batches, 2))
         for key in want:
@@ -963,13 +963,14 @@ def pair(trial: Trial, answer: Any) -> None:
             expected="training mode where a graph is recorded, evaluation mode where none is",
             got=f"{sum(graph != mode for graph, mode in modes)} of {len(modes)} calls in the other mode ({case})",
             hint="which two calls does the script make in each epoch?",
+            free=True,
         )
-        with trial.group("the training is that of the script", hint="what else did you change?"):
+        with trial.group("the training is that of the script", hint="what else did you change?", free=True):
             for key, value in replay(model.calls, labels[held:]).items():
                 old = ", gradients from before the call" * (epochs == 2)
                 trial.close(f"{case}{old}, {key}", _state(model)[key], value, rtol=1e-5, atol=1e-7)
             trial.equal(f"{case}, autograd is on after the call", on, True, hint="what do you switch off for good?")
-        with trial.group("images and labels stay as they were", hint="whose memory do you write to?", see=1):
+        with trial.group("images and labels stay as they were", hint="whose memory do you write to?", see=1, free=True):
             trial.equal(f"{case}, images", given[0], images)
             trial.equal(f"{case}, labels", given[1], labels)
             trial.equal(f"{case}, calls of the model with changed images", sum(model.written), 0)

@@ -684,7 +684,7 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         got = {name: len(callback.history.get(name, [])) for name in again.want}
         trial.equal("rows after a second fit of one step", got, dict.fromkeys(again.want, 1))
     hint = "which line of the hook gives Python, or a tensor on the CPU, what a tensor on the device holds?"
-    with trial.group("nothing is read in the hooks of a batch", hint=hint, see=2):
+    with trial.group("nothing is read in the hooks of a batch", hint=hint, see=2, free=True):
         reads = sorted(set(trained(1, (25, 3))[0].reads))
         trial.equal("calls that read, in 28 steps", reads, [])
         training, callback = _Ratios(device="meta"), answer()
@@ -694,11 +694,11 @@ def update_ratio(trial: Trial, answer: Any) -> None:
         for _ in range(2):
             trial.call(case, lambda: training.batch(callback, 1))
     touched = sorted(set(trained(1, (2, 2), watched=True)[0].touched))
-    trial.equal("it only looks", touched, [], hint="what does the named hook change?")
+    trial.equal("it only looks", touched, [], hint="what does the named hook change?", free=True)
     item, hint = "no copy of a weight is kept after its step", "who still holds one?"
     for every in (1, 3):
         training = trained(every, (2, 2), width=20)[0]
-        trial.equal(item, training.held, [], hint=f"{hint} (every={every})")
+        trial.equal(item, training.held, [], hint=f"{hint} (every={every})", free=True)
 
 
 # ---------------------------------------------------------------- 15-10.3
@@ -1274,7 +1274,7 @@ def grouped(trial: Trial, answer: Any) -> None:
         weights = torch.tensor([weight for _, weight, _ in answer(mixed, 4)], dtype=torch.float64)
         want = torch.tensor([2 / 12, 6 / 12, 1 / 12, 3 / 12], dtype=torch.float64)
         trial.close("weights of a group of differently nested batches", weights, want, rtol=1e-12)
-    with trial.group("reads at most count batches ahead", hint="when is the next batch asked for?", see=1):
+    with trial.group("reads at most count batches ahead", hint="when is the next batch asked for?", see=1, free=True):
         for count in (1, 2, 3, 5):
             read, ahead = 0, []
 
@@ -1596,7 +1596,7 @@ def _generators(trial: Trial, loops: dict[str, Any]) -> None:
         for name in names:
             for got, want in drawn[name]:
                 trial.equal(f"what {name}'s generator draws after set_generator_states", got, want)
-    with trial.group(_LOOKS, hint="who draws, or seeds?"):
+    with trial.group(_LOOKS, hint="who draws, or seeds?", free=True):
         for loop in loops.values():
             before = _state_of_all(loop)
             want = _draws(loop)
