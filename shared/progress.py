@@ -10,7 +10,7 @@ from shared.text import WIDTH, wrapped
 
 # the first line that a check prints: shared/checks/feedback.py
 PASSED = re.compile(r"^Exercise \S+ · .*: passed$", re.MULTILINE)
-# a newer edition of a lesson lies beside the one that was worked on
+# a newer edition of a lesson, beside a file that could not be renewed
 UPDATED = re.compile(r"\.updated(-\d+)?$")
 
 
