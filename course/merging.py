@@ -130,18 +130,15 @@ def _lesson_ids(students: NotebookNode, edition: NotebookNode, handed_out: dict[
         for cell_id, source in cells.items():
             by_source[source].append(cell_id)
 
-    found: list[str | None] = []
-    graded: list[str | None] = []  # what the grade_id says
-    for cell in students.cells:
-        graded.append(by_grade_id.get(str(_nbgrader(cell).get("grade_id"))))
-        found.append(cell.get("id") if cell.get("id") in in_edition else None)
-        if found[-1] and graded[-1] and found[-1] != graded[-1]:
-            raise MergeError(f"its cell '{found[-1]}' has the grade_id of '{graded[-1]}'")
+    found = [cell.get("id") if cell.get("id") in in_edition else None for cell in students.cells]
     for index, cell in enumerate(students.cells):
+        graded_as = by_grade_id.get(str(_nbgrader(cell).get("grade_id")))
         if found[index] is None:
             old = cell.get("id") if cell.get("id") in handed_out else None
-            candidates = [graded[index], old, *by_source[fingerprint(cell)]]
+            candidates = [graded_as, old, *by_source[fingerprint(cell)]]
             found[index] = next((one for one in candidates if one is not None and one not in found), None)
+        elif graded_as not in (None, found[index]):
+            raise MergeError(f"its cell '{found[index]}' has the grade_id of '{graded_as}'")
     return found
 
 

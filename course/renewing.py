@@ -59,7 +59,6 @@ def write_edition(edition: NotebookNode, folder: Path, name: str) -> Written:
             return _write_at(path, edition, tuple(refused))
         except (NotebookError, MergeError) as error:
             refused.append((path, str(error)))
-    raise AssertionError("there is always another name")
 
 
 def _places(folder: Path, stem: str) -> Iterator[Path]:
@@ -121,7 +120,6 @@ def _keep(path: Path) -> Path:
             continue
         write_whole(earlier, path.read_bytes())
         return earlier
-    raise AssertionError("there is always another number")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import warnings
 from dataclasses import replace
 
 import nbformat
@@ -408,6 +409,20 @@ def test_a_lesson_cell_that_was_edited_stays_until_the_lesson_changes_it(tmp_pat
     assert account(put(edition("v3", demo="print(3)"), tmp_path)) == f"{NAME}: renewed."
 
 
+def test_a_cell_that_became_another_kind_of_cell_was_edited(tmp_path):
+    """A lesson's code that the student doesn't want to run."""
+    path = put(edition("v1"), tmp_path).path
+
+    def change(notebook):
+        raw = nbformat.v4.new_raw_cell(cell_of(notebook, "demo").source, id="demo")
+        notebook.cells = [raw if cell.id == "demo" else cell for cell in notebook.cells]
+
+    mine = work(path, change)
+    put(edition("v2"), tmp_path)
+    assert cell_of(read(path), "demo").cell_type == "raw"
+    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
+
+
 def test_what_the_lesson_no_longer_has_is_in_the_kept_file(tmp_path):
     path = put(edition(), tmp_path).path
     work(path, answers)
@@ -463,10 +478,21 @@ def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(tmp_path,
         notebook.cells.insert(5, own)
 
     work(path, writes_something)
-    renewed = put(edition("v2"), tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nbformat's, of cells that have no id
+        renewed = put(edition("v2"), tmp_path)
     v2 = [cell.source for cell in edition("v2").cells]
     assert as_list(path) == [*v2[:2], ANSWER_OF_MINE, *v2[3:5], "own", *v2[5:]]
     assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1 and a cell that you added.")
+
+
+def test_without_ids_and_record_cells_are_recognised_all_the_same(tmp_path):
+    path = put(edition("v1"), tmp_path).path
+    work(path, answers)
+    work(path, gets_other_ids)
+    shutil.rmtree(tmp_path / RECORDS)
+    put(edition("v1"), tmp_path)
+    assert sources(path) == {**{cell.id: cell.source for cell in edition("v1").cells}, "ex-a": ANSWER_OF_MINE}
 
 
 def test_a_copy_of_a_cell_is_a_cell_that_was_added(tmp_path):
@@ -608,6 +634,19 @@ def test_after_overwrite_in_jupyterlab_the_lesson_is_renewed_again(tmp_path):
     assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1. Your file")
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_after_overwrite_cells_come_and_go_with_the_lesson(tmp_path, grows):
+    short, long = edition(), edition()
+    long.cells.insert(1, new_markdown_cell("An addition", id="addition"))
+    first, second = (short, long) if grows else (long, short)
+    path = put(first, tmp_path).path
+    opened = path.read_bytes()
+    put(second, tmp_path)
+    path.write_bytes(opened)
+    assert put(second, tmp_path).what == "renewed"
+    assert as_list(path) == [cell.source for cell in second.cells]
+
+
 def test_an_old_file_that_was_put_back_is_renewed(tmp_path):
     path = put(edition("v1"), tmp_path).path
     work(path, answers)
@@ -634,6 +673,7 @@ def test_without_its_record_all_that_differs_counts_as_the_students(tmp_path, re
     assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
     assert "The lesson has changed 'title' and 'demo', too" in account(renewed)
     assert "isn't on record" in account(renewed)
+    assert "stub" not in account(renewed), "nobody knows"
     assert put(edition("v2", demo="print(2)"), tmp_path).what == "up to date"
 
 
