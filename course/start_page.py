@@ -28,8 +28,8 @@ of the check names one line of code: put it first into the check's cell, and the
 {table}
 
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
-the others can be taken in any order. `make lab`, given again, brings new lessons and leaves every file alone that you
-have changed.
+the others can be taken in any order. `make lab`, given again, brings new editions of the lessons and takes your answers
+and your own cells over into them; your files as they were are kept in the folder `earlier`.
 
 **What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
 """
@@ -60,10 +60,7 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode]) -> Notebo
         words=WORDS_A_MINUTE,
         lines=CODE_LINES_A_MINUTE,
     )
-    page = new_notebook(cells=[new_markdown_cell(text, id="start"), new_code_cell(PROGRESS, id="progress")])
-    page.metadata["kernelspec"] = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    page.metadata["language_info"] = {"name": "python"}
-    return page
+    return new_notebook(cells=[new_markdown_cell(text, id="start"), new_code_cell(PROGRESS, id="progress")])
 
 
 def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:

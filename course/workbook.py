@@ -1,33 +1,29 @@
 """Make the student edition: a start page and the notebooks without their solutions, in workbook/.
 
-A file that you have changed (running a notebook changes it, too) is never overwritten: when the lesson has a newer
-edition, that is put beside it as NAME.updated.ipynb, and a line says so.
+Given again, it renews the notebooks: course/renewing.py says what becomes of a student's work in them.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import hashlib
-import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-import nbformat
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelspec import KERNEL_NAME, get_kernel_dict
 from nbformat import NotebookNode
 
 from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.exercise_form import BEGIN, END, MarkerError, solution_blocks, student_source
-from course.files import NotWritableError, require_writable, write_whole
+from course.files import NotWritableError, require_writable
+from course.renewing import EARLIER, Written, write_edition
 from course.selection import Selected, SelectionError, select
 from course.syllabus import Syllabus
-
-RECORD = ".made.json"  # in the workbook: file name -> SHA-256 of each edition that was written there, newest last
 
 # [text, which may hold one pair of brackets in another](file.ipynb#part)
 _NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")
@@ -35,15 +31,6 @@ _NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\
 
 class EditionError(ValueError):
     """A notebook can't be turned into a student edition; the message names the cell and what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """What became of one edition. `kept`: files of the student's that were left alone; `path`: where the edition is."""
-
-    path: Path
-    is_new: bool  # written now, not there already
-    kept: tuple[Path, ...]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -55,18 +42,20 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
 
     Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. Stored
     outputs are removed: many answer the question above them. All else stays as it is. Raises EditionError for markers
-    that don't pair, an answer cell without a solution, a solution outside an answer cell, and a stub that would raise
-    as soon as the cell runs (it must be inside a function).
+    that don't pair, an answer cell without a solution, a solution outside an answer cell, a stub that would raise as
+    soon as the cell runs (it must be inside a function), and a cell without an id.
     """
     edition = copy.deepcopy(notebook)
     edition.metadata.pop("widgets", None)
     problems = []
-    for index, cell in enumerate(edition.cells):
-        name = f"cell '{cell.get('id', index)}'"
+    for number, cell in enumerate(edition.cells, start=1):
+        if "id" not in cell:
+            problems.append(f"cell {number} has no id: open the notebook in JupyterLab and save it")
+            continue
         try:
             _hide_solution(cell)
         except (EditionError, MarkerError) as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"cell '{cell.id}': {error}")
     if problems:
         raise EditionError("\n".join(problems))
     return edition
@@ -76,11 +65,11 @@ def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
     """The solution blocks (without markers) by cell id. Raises EditionError as `student_edition` does."""
     student_edition(notebook)
     found = {}
-    for index, cell in enumerate(notebook.cells):
+    for cell in notebook.cells:
         if cell.cell_type == "code" and BEGIN in cell.source:
             lines = cell.source.split("\n")
             blocks = solution_blocks(cell.source)
-            found[cell.get("id", str(index))] = ["\n".join(lines[i + 1 : j]) for i, j in blocks]
+            found[cell.id] = ["\n".join(lines[i + 1 : j]) for i, j in blocks]
     return found
 
 
@@ -111,57 +100,15 @@ def unlink_missing(notebook: NotebookNode, folder: Path) -> None:
             cell.source = _NOTEBOOK_LINK.sub(plain, cell.source)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the folder
-
-
-def write_edition(notebook: NotebookNode, folder: Path, name: str) -> Written:
-    """Write an edition as `name` into `folder`, without ever overwriting a file that isn't as it was written there.
-
-    The first free place is taken of NAME.ipynb, NAME.updated.ipynb, NAME.updated-2.ipynb …: one that doesn't exist, or
-    holds an older edition nobody has changed. A changed file that was made from this same edition ends the search: the
-    student is working on it.
+def jupyter_metadata() -> dict[str, dict]:
+    """What JupyterLab writes into a notebook once this Python's kernel has answered. Where it is there already, opening
+    the notebook changes nothing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    content = nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"
-    digest = _sha(content)
-    made = _read_record(folder)
-    stem = Path(name).stem
-    kept: list[Path] = []
-    number = 0
-    while True:
-        suffix = "" if number == 0 else ".updated" if number == 1 else f".updated-{number}"
-        path = folder / f"{stem}{suffix}.ipynb"
-        number += 1
-        if not path.exists():
-            break
-        present = _sha(path.read_bytes())
-        if present == digest:
-            return Written(path, False, tuple(kept))
-        if present in made.get(path.name, []):
-            break  # an older edition, untouched
-        kept.append(path)
-        if made.get(path.name, [])[-1:] == [digest]:
-            return Written(path, False, tuple(kept))
-    # The record first, beside the older ones: ended in between, this leaves no file that counts as the student's.
-    made[path.name] = [*made.get(path.name, []), digest]
-    write_whole(folder / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n")
-    write_whole(path, content)
-    return Written(path, True, tuple(kept))
-
-
-def _sha(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _read_record(folder: Path) -> dict[str, list[str]]:
-    """What was written; empty if the record is missing or damaged: then every file counts as the student's."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        # one digest a file, not a list, is how records began
-        return {name: [made] if isinstance(made, str) else list(made) for name, made in record.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+    spec = get_kernel_dict()
+    return {
+        "kernelspec": {"name": KERNEL_NAME, "display_name": spec["display_name"], "language": spec["language"]},
+        "language_info": dict(IPythonKernel.language_info),
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -211,6 +158,7 @@ def make(notebooks: list[Selected], folder: Path) -> int:
         try:
             edition = student_edition(read_notebook(notebook.path)[0])
             unlink_missing(edition, notebook.path.parent)
+            edition.metadata.update(jupyter_metadata())
             written = write_edition(edition, folder, notebook.path.name)
         except (NotebookError, EditionError) as error:
             failed = True
@@ -234,19 +182,43 @@ def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
                 notebooks[number] = read_notebook(topic.path)[0]
             except NotebookError:
                 continue  # `make` has said so
-    written = write_edition(start_page.start_page(syllabus, notebooks), folder, start_page.NAME)
-    if written.is_new:
+    page = start_page.start_page(syllabus, notebooks)
+    page.metadata.update(jupyter_metadata())
+    written = write_edition(page, folder, start_page.NAME)
+    if written.what != "up to date":
         print(_account(written, start_page.NAME))
     return written.path
 
 
 def _account(written: Written, name: str) -> str:
     """What to tell about an edition, in a line."""
-    if written.kept and written.path not in written.kept:
-        mine = ", ".join(path.name for path in written.kept)
-        news = "The lesson has a newer edition" if written.is_new else "A newer edition of the lesson"
-        verb = ": it is in" if written.is_new else " is in"
-        return f"{mine}: yours, left as it is. {news}{verb} {written.path.name}."
-    if written.is_new:
-        return f"{name}: written."
-    return f"{name}: {'yours, left as it is' if written.kept else 'up to date'}."
+    told = f"{name}: {written.what}"
+    if written.refused:
+        reasons = "; ".join(f"{path.name} is left as it is: {reason}" for path, reason in written.refused)
+        told = f"{reasons}. The newest edition is {written.path.name}: {written.what}"
+    merged = written.merged
+    if merged is None or not merged.has_work:
+        return f"{told}."
+
+    taken_over = []
+    if merged.answers:
+        taken_over.append(f"your answers to {_listed(merged.answers)}")
+    if merged.added:
+        taken_over.append("a cell that you added" if merged.added == 1 else f"{merged.added} cells that you added")
+    if merged.edits:
+        taken_over.append(f"your changes of {_listed(merged.edits)}")
+    told += f", with {_listed(taken_over)}." if taken_over else "."
+    if merged.new_stubs:
+        told += f" The stub of {_listed(merged.new_stubs)} has changed, too: see whether your answer still fits."
+    if merged.overruled:
+        told += f" The lesson has changed {_listed(merged.overruled)}, too: its version is in place of yours."
+    if merged.removed:
+        told += f" The lesson no longer has {_listed(merged.removed)}, which you had changed."
+    if not merged.is_base_known:
+        told += " What you were given isn't on record, so all that differs counts as yours."
+    return f"{told} Your file as it was is {EARLIER}/{written.earlier.name}."
+
+
+def _listed(words: list[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -9,7 +9,7 @@ from pathlib import Path
 from shared.text import WIDTH, wrapped
 
 RECORD = "course"  # key of the metadata of a check's output: shared/checks/notebook.py
-# a newer edition of a lesson lies beside the one that was worked on
+# a newer edition of a lesson, beside a file that could not be renewed
 UPDATED = re.compile(r"\.updated(-\d+)?$")
 
 

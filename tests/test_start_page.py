@@ -69,7 +69,7 @@ def test_every_heading_of_an_exercise_is_counted():
             assert f"| {len(checks)} for {points} points, " in page
 
 
-def test_jupyterlab_opens_on_the_page_even_if_the_students_own_is_an_older_one(monkeypatch, tmp_path):
+def test_jupyterlab_opens_on_the_page_which_is_always_renewed(monkeypatch, tmp_path, capsys):
     started = []
     monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append(command) or 0)
     monkeypatch.setattr(workbook, "make", lambda notebooks, folder: 0)
@@ -77,15 +77,21 @@ def test_jupyterlab_opens_on_the_page_even_if_the_students_own_is_an_older_one(m
     assert lab.main(arguments) == 0
     assert "--LabApp.default_url=/lab/tree/00_START_HERE.ipynb" in started[0]
 
-    page = tmp_path / "my work" / start_page.NAME
-    page.write_text(page.read_text() + "\n")  # run and saved
-    mine = page.read_bytes()
+    path = tmp_path / "my work" / start_page.NAME
+    page = nbformat.read(path, as_version=4)
+    page.cells[1].update(execution_count=1, outputs=[new_output("stream", name="stdout", text="All 0 of 55\n")])
+    nbformat.write(page, path)
+    saved = path.read_bytes()
     assert lab.main(arguments) == 0
-    assert started[1] == started[0]
-    monkeypatch.setattr(start_page, "PROGRESS", "print('a better page')")
+    assert path.read_bytes() == saved, "the page that is there is the newest"
+
+    monkeypatch.setattr(start_page, "INTRODUCTION", start_page.INTRODUCTION.replace("Choose a topic", "Take a topic"))
+    capsys.readouterr()
     assert lab.main(arguments) == 0
-    assert "--LabApp.default_url=/lab/tree/00_START_HERE.updated.ipynb" in started[2]
-    assert page.read_bytes() == mine
+    assert started[2] == started[1] == started[0]
+    assert capsys.readouterr().out == "00_START_HERE.ipynb: renewed.\n"
+    assert "Take a topic" in nbformat.read(path, as_version=4).cells[0].source
+    assert [file.name for file in path.parent.iterdir() if not file.name.startswith(".")] == [start_page.NAME]
 
 
 def test_jupyterlab_knows_the_option():
