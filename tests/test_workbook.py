@@ -16,7 +16,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import renewing, workbook
-from course.exercise_form import answer_metadata, check_metadata, heading
+from course.exercise_form import answer_metadata, check_metadata
 from course.kernels import connection
 from course.renewing import EARLIER, EDITIONS_KEPT, OLD_RECORD, RECORDS, write_edition
 from course.selection import Selected
@@ -178,7 +178,7 @@ def edition(text="The lesson", demo="print(1)", stub=STUB, check="check.double(d
     return new_notebook(
         cells=[
             new_markdown_cell(f"# {text}", id="title"),
-            new_markdown_cell(f"### {heading('15-95', 1, 'Double', 10, 20)}", id="task"),
+            new_markdown_cell("### Exercise 15-95.1 — Double (10 points, 20 minutes)", id="task"),
             new_code_cell(stub, id="ex-a", metadata={"nbgrader": answer_metadata("ex-a")}),
             new_code_cell(check, id="ex-a-check", metadata={"nbgrader": check_metadata("ex-a-check", 10)}),
             new_code_cell(demo, id="demo"),
