@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from shared.checks import notebook, topic_15_03, words
 from shared.checks.exercise import CheckInterrupted, exercise, exercises_of
@@ -313,3 +314,20 @@ def test_random_state_and_grad_mode_are_the_callers_again():
     inside.clear()
     doubling.run(answer, seed=7)
     assert inside != first, "another seed, other cases"
+
+
+def test_ipython_shows_an_interrupt_in_one_line_and_a_failure_without_a_traceback(capsys):
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.user_ns["check"] = doubling
+    try:
+        shell.run_cell("def endless(x):\n    raise KeyboardInterrupt\ncheck(endless)")
+        interrupted = capsys.readouterr().out
+        shell.run_cell("check(lambda x: x)")
+        failed = capsys.readouterr().out
+    finally:
+        InteractiveShell.clear_instance()
+        shell.history_manager.end_session()
+    assert re.fullmatch(r"Exercise 15-99\.1: interrupted in endless, line 2: raise KeyboardInterrupt\n", interrupted)
+    assert failed.rstrip().endswith("put this line first into this cell: check.doubling.skip()")
+    assert "Traceback" not in failed

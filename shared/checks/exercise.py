@@ -83,49 +83,39 @@ class Exercise:
             seconds: after which the check is ended, and the demand that an answer ends has failed.
         """
         trial = Trial()
-        result = Result(self.number, self.title, self.points, demands=self.demands)
+        error = self._judge(trial, answer, seed, seconds)
+        result = Result(self.number, self.title, self.points, items=trial.items, demands=self.demands)
+        if error is not None:
+            ours = looks_like_our_fault(error)
+            if is_stub(error) and not trial.attempted:
+                result.status = "not attempted"
+            elif ours and not trial.has_failed and self._breaks_for_its_stand_in():
+                result.status = "check broken"
+                result.note = f"the check itself failed, which says nothing about your answer: {describe(error)}. "
+                result.note += f"Please report this; PyTorch is {torch.__version__}."
+            elif not (ours and trial.has_failed):  # else it builds on what has failed, and could not be judged
+                result.items.append(_raised(error, trial.suspect, seconds))
+        if result.status == "passed" and result.failures:
+            result.status = "failed"
+        return result
+
+    def _judge(self, trial: Trial, answer: Any, seed: int, seconds: float) -> BaseException | None:
+        """Run the check; return the exception that has ended it, if one has that no demand looked for."""
         try:
             with _own_random_state(seed), torch.enable_grad(), time_limit(seconds):
                 self.body(trial, answer)
         except StopChecking:
-            pass
-        except TooSlowError as error:
-            result.items = [*trial.items, _endless(error)]
-            result.status = "failed"
-            return result
-        except (Exception, SystemExit) as error:
-            if is_stub(error) and not trial.attempted:
-                result.status = "not attempted"
-                return result
-            if looks_like_our_fault(error):
-                if self._breaks_for_its_stand_in():
-                    result.status = "check broken"
-                    result.note = f"the check itself failed, and says nothing about your answer: {describe(error)}. "
-                    result.note += "Please report this, with the version of PyTorch; go on with the next cells."
-                    return result
-                if trial.has_failed:
-                    error = None
-            if error is not None:
-                result.items = [*trial.items, _raised(error, trial.suspect)]
-                result.status = "failed"
-                return result
-        result.items = trial.items
-        if trial.has_failed:
-            result.status = "failed"
-        return result
+            return None
+        except (Exception, SystemExit, TooSlowError) as error:
+            return error
+        return None
 
     def _breaks_for_its_stand_in(self) -> bool:
-        """Whether the check raises for the course's own answer, too; without one, it is taken to be right."""
+        """Whether the check raises for the course's own answer, too. If there is none, the student's is to blame."""
         if self.stand_in is None:
             return False
-        try:
-            with _own_random_state(SEED), torch.enable_grad():
-                self.body(Trial(), self.stand_in())
-        except StopChecking:
-            return False
-        except Exception as error:
-            return looks_like_our_fault(error)
-        return False
+        error = self._judge(Trial(), self.stand_in(), SEED, SECONDS)
+        return error is not None and looks_like_our_fault(error)
 
     def is_stand_in(self, answer: Any) -> bool:
         """Whether an answer is the course's and not the student's."""
@@ -226,19 +216,15 @@ def exercises_of(topic: str) -> list[Exercise]:
     return [known for number, known in sorted(_KNOWN.items()) if number.rpartition(".")[0] == topic]
 
 
-def _raised(error: BaseException, group: str) -> Item:
+def _raised(error: BaseException, group: str, seconds: float) -> Item:
+    """The item for an exception that has ended the check."""
+    if isinstance(error, TooSlowError):
+        hint = "what should make this loop, or this wait, end?"
+        return Item(ENDS, False, True, f"an end within {seconds:g} s", describe(error), hint)
     if is_stub(error):
         return Item(RUNS, False, True, "a finished answer", describe(error), UNFINISHED)
     hint = "if a line of yours is named, run it by itself; else read what the task says of results"
     return Item(group or RUNS, False, not group, "no exception", describe(error), hint)
-
-
-def _endless(error: TooSlowError) -> Item:
-    where = students_line(error)
-    got = f"{error} ({where})" if where else str(error)
-    return Item(
-        ENDS, False, True, f"an end within {SECONDS:g} s", got, "what should make this loop, or this wait, end?"
-    )
 
 
 @contextmanager
