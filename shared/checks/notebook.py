@@ -18,12 +18,11 @@ def remember(result: Result) -> None:
 
 def show(text: str, result: Result) -> None:
     """Show a report as the cell's output, together with its record; without IPython, print it."""
-    if _shell() is None:
+    shell = _shell()
+    if shell is None:
         print(text)
-        return
-    from IPython.display import display
-
-    display({"text/plain": text}, raw=True, metadata={RECORD: result.record()})
+    else:
+        shell.display_pub.publish({"text/plain": text}, metadata={RECORD: result.record()})
 
 
 def is_graded() -> bool:
