@@ -108,7 +108,7 @@ def _gradient(loss: Tensor, logits: Tensor, sent: Tensor | None = None) -> Tenso
     "15-04.1",
     "Label smoothing in log space",
     points=15,
-    demands=8,
+    demands=9,
     stand_in=lambda: _smoothed,
     stand_in_name="F.cross_entropy",
 )
@@ -300,7 +300,7 @@ def _fast_nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Te
 
 
 @exercise(
-    "15-04.2", "NT-Xent", points=20, demands=8, stand_in=lambda: _fast_nt_xent, stand_in_name="one of the check's"
+    "15-04.2", "NT-Xent", points=20, demands=9, stand_in=lambda: _fast_nt_xent, stand_in_name="one of the check's"
 )
 def nt_xent_loss(trial: Trial, answer: Any) -> None:
     """`answer(first, second, temperature)` is the mean loss over both views of each image."""
