@@ -1,4 +1,4 @@
-"""`python -m course lint`: hold the notebooks, the templates and the module's page against syllabus.toml.
+"""`python -m course lint`: hold the notebooks, the templates and the module's pages against syllabus.toml.
 
 Prints one line a finding, `file: cell-id: rule: message`, and ends with 1 if there is any.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from course import module_readme
+from course import instructor_guide, module_readme
 from course.environment import ROOT
 from course.files import write_whole
 from course.rules import Finding, lint_notebook, relaxed_for
@@ -27,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ruff", action="store_true", help="also run ruff check and ruff format --check")
     parser.add_argument(
-        "--write-readme", action="store_true", help="first refresh the generated tables of the module's README.md"
+        "--write-readme",
+        action="store_true",
+        help="first refresh the generated tables of the module's README.md and of its INSTRUCTOR_GUIDE.md",
     )
 
 
@@ -120,29 +124,42 @@ def _topic_of(path: Path, syllabus: Syllabus) -> Topic | None:
 
 
 def lint_readme(syllabus: Syllabus) -> list[Finding]:
-    """The generated parts of the module's page are what syllabus.toml gives now."""
-    page = syllabus.path.parent / "README.md"
-    try:
-        text = page.read_text(encoding="utf-8")
-        fresh = module_readme.refresh(text, module_readme.render(syllabus))
-    except FileNotFoundError:
-        return [Finding(str(page), "-", "module-page", "does not exist")]
-    except module_readme.ReadmeError as error:
-        return [Finding(str(page), "-", "module-page", str(error))]
-    if fresh != text:
-        message = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
-        return [Finding(str(page), "-", "module-page", message)]
-    return []
+    """The generated parts of the module's page, and of the instructors' guide if there is one, are up to date."""
+    findings = []
+    for page, fresh in _pages(syllabus):
+        try:
+            if fresh() != page.read_text(encoding="utf-8"):
+                message = (
+                    "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
+                )
+                findings.append(Finding(str(page), "-", "module-page", message))
+        except FileNotFoundError:
+            findings.append(Finding(str(page), "-", "module-page", "does not exist"))
+        except module_readme.ReadmeError as error:
+            findings.append(Finding(str(page), "-", "module-page", str(error)))
+    return findings
 
 
 def write_readme(syllabus: Syllabus) -> None:
-    """Refresh the generated parts of the module's page, if it has them (lint says so if not)."""
+    """Refresh the generated parts of the module's page and of the guide, if they have them (lint says so if not)."""
+    for page, fresh in _pages(syllabus):
+        with suppress(FileNotFoundError, module_readme.ReadmeError):
+            write_whole(page, fresh())
+
+
+def _pages(syllabus: Syllabus) -> list[tuple[Path, Callable[[], str]]]:
+    """The pages with generated parts, each with what makes its text anew."""
     page = syllabus.path.parent / "README.md"
-    try:
-        text = page.read_text(encoding="utf-8")
-        write_whole(page, module_readme.refresh(text, module_readme.render(syllabus)))
-    except (FileNotFoundError, module_readme.ReadmeError):
-        return
+    guide = syllabus.path.parent / instructor_guide.NAME
+
+    def fresh_page() -> str:
+        return module_readme.refresh(page.read_text(encoding="utf-8"), module_readme.render(syllabus))
+
+    def fresh_guide() -> str:
+        text = guide.read_text(encoding="utf-8")
+        return module_readme.refresh(text, instructor_guide.render(syllabus), instructor_guide.SOURCE)
+
+    return [(page, fresh_page), *([(guide, fresh_guide)] if guide.is_file() else [])]
 
 
 def run_ruff(root: Path) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from course.syllabus import Syllabus, Topic, direct_needs
 
+SOURCE = "syllabus.toml"
+
 
 class ReadmeError(ValueError):
     """The README.md lacks a marker, so its generated part cannot be found."""
@@ -20,8 +22,8 @@ def render(syllabus: Syllabus) -> dict[str, str]:
         "introduction": syllabus.module.introduction,
         "map": _map(syllabus),
         "topics": _topics(topics),
-        "ownership": _table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
-        "meetings": _table(
+        "ownership": table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
+        "meetings": table(
             ("Topic", "Names", "Who teaches what"),
             [
                 (topic.number, ", ".join(warning.references), warning.text)
@@ -32,10 +34,10 @@ def render(syllabus: Syllabus) -> dict[str, str]:
     }
 
 
-def refresh(text: str, parts: dict[str, str]) -> str:
+def refresh(text: str, parts: dict[str, str], source: str = SOURCE) -> str:
     """The page with every generated part replaced. Raises ReadmeError when a marker is missing or doubled."""
     for name, part in parts.items():
-        begin, end = markers(name)
+        begin, end = markers(name, source)
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
             raise ReadmeError(f"the page needs the lines {begin} and {end}, once each and in this order")
         before, rest = text.split(begin)
@@ -44,9 +46,9 @@ def refresh(text: str, parts: dict[str, str]) -> str:
     return text
 
 
-def markers(name: str) -> tuple[str, str]:
-    """The comments around the part of this name."""
-    return f"<!-- generated from syllabus.toml: {name} -->", f"<!-- end of {name} -->"
+def markers(name: str, source: str = SOURCE) -> tuple[str, str]:
+    """The comments around the part of this name, which say what it is made from."""
+    return f"<!-- generated from {source}: {name} -->", f"<!-- end of {name} -->"
 
 
 def _topics(topics: list[Topic]) -> str:
@@ -59,7 +61,7 @@ def _topics(topics: list[Topic]) -> str:
         requires = ", ".join(topic.prerequisites) or "nothing"
         rows.append((topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires))
     header = ("#", "Topic", "Key content", "Dataset", "Time", "Category", "Requires")
-    return _table(header, rows, raw_columns=(1,))
+    return table(header, rows, raw_columns=(1,))
 
 
 def _map(syllabus: Syllabus) -> str:
@@ -80,7 +82,8 @@ def _node(number: str) -> str:
     return "t" + number.replace("-", "_")
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], raw_columns: tuple[int, ...] = ()) -> str:
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]], raw_columns: tuple[int, ...] = ()) -> str:
+    """A Markdown table. Cells are escaped, but for those of `raw_columns`, which are Markdown already."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in rows:
         cells = [value if column in raw_columns else _escape(value) for column, value in enumerate(row)]

@@ -70,8 +70,8 @@ def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) ->
         return f"| {name} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
     tasks = [task for cell in notebook.cells for task in HEADING.findall(cell.source)]
     points, minutes = (sum(int(task[i]) for task in tasks) for i in (3, 4))
-    exercises = f"{len(tasks)} for {points} points, {_duration(minutes)}" if tasks else "none"
-    return f"| [{name}]({topic.file}) | {builds_on} | {_duration(reading_minutes(notebook))} | {exercises} |"
+    exercises = f"{len(tasks)} for {points} points, {duration(minutes)}" if tasks else "none"
+    return f"| [{name}]({topic.file}) | {builds_on} | {duration(reading_minutes(notebook))} | {exercises} |"
 
 
 def reading_minutes(notebook: NotebookNode) -> float:
@@ -85,7 +85,7 @@ def reading_minutes(notebook: NotebookNode) -> float:
     return words / WORDS_A_MINUTE + lines / CODE_LINES_A_MINUTE
 
 
-def _duration(minutes: float) -> str:
+def duration(minutes: float) -> str:
     """To the next five minutes: 50 min, 1 h 20 min."""
     hours, rest = divmod(5 * math.ceil(minutes / 5), 60)
     parts = (f"{hours} h" if hours else "", f"{rest} min" if rest or not hours else "")

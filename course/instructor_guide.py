@@ -1,0 +1,190 @@
+"""The generated parts of INSTRUCTOR_GUIDE.md: the hours of each topic, three schedules, and each topic's pace.
+
+All times are counted as the workbook's start page counts them: reading from words and lines of code, exercises from
+their headings. `python -m course lint --write-readme` writes them; the rest of the guide is written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nbformat import NotebookNode
+
+from course.execution import NotebookError, read_notebook
+from course.exercise_form import HEADING
+from course.module_readme import table
+from course.start_page import duration, reading_minutes
+from course.syllabus import Syllabus, Topic, direct_needs
+
+NAME = "INSTRUCTOR_GUIDE.md"
+SOURCE = "the notebooks"
+
+# what stands before the first section of each notebook, and behind the last one
+BEFORE = ("Learning objectives", "Setup")
+BEHIND = ("Self-assessment", "Key takeaways", "Where this goes next", "References")
+BEGINNING = "Title, objectives, set-up"
+END = "Self-assessment and end"
+
+_PART = re.compile(r"^(?=## (?!Milestones$)|### Milestone )", re.MULTILINE)
+_STOP = re.compile(r"\bstop\b[^.\n]*\btoday\b", re.IGNORECASE)
+
+A_WEEK = {
+    "Monday": ("15-01", "15-02"),
+    "Tuesday": ("15-03", "15-04"),
+    "Wednesday": ("15-05", "15-06"),
+    "Thursday": ("15-07", "15-08"),
+    "Friday": ("15-09", "15-10"),
+}
+# what a week has time for; a notebook goes on where an exercise was left out
+SHORT_LIST = {
+    "15-01": ("15-01.1", "15-01.2", "15-01.4"),
+    "15-02": ("15-02.1", "15-02.4", "15-02.5"),
+    "15-03": ("15-03.2", "15-03.3"),
+    "15-04": ("15-04.1", "15-04.4"),
+    "15-05": ("15-05.1", "15-05.4"),
+    "15-06": ("15-06.1", "15-06.3"),
+    "15-07": ("15-07.1", "15-07.2", "15-07.3"),
+    "15-08": ("15-08.1", "15-08.4"),
+    "15-09": ("15-09.1", "15-09.3", "15-09.4"),
+    "15-10": ("15-10.1", "15-10.3"),
+}
+A_TERM = {
+    "1": ("15-01",),
+    "2": ("15-02",),
+    "3": ("15-03",),
+    "4": ("15-04",),
+    "5": ("15-05",),
+    "6": ("15-06",),
+    "7": ("15-07",),
+    "8": ("15-08",),
+    "9": ("15-09",),
+    "10 and 11": ("15-10",),
+}
+PICKS = {
+    "Write your own gradients and layers": ("15-01", "15-03"),
+    "Feed, train and measure a model well": ("15-02", "15-04"),
+    "Get a model out of Python, or make it faster": ("15-03", "15-05", "15-06"),
+    "Find out what is wrong, and where the memory went": ("15-07", "15-09"),
+    "Get ready for Module 16": ("15-07", "15-08"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a lesson, from one heading to the next.
+
+    Attributes:
+        heading: without its #.
+        reading: minutes.
+        exercises: number → minutes of those in it.
+        stops: True if the lesson says in it where to stop for the day.
+    """
+
+    heading: str
+    reading: float
+    exercises: dict[str, int]
+    stops: bool
+
+
+def render(syllabus: Syllabus) -> dict[str, str]:
+    """The Markdown of every generated part, by name.
+
+    Drafts have no page in the guide yet. A notebook that is missing or damaged counts as not written.
+    """
+    topics = {number: topic for number, topic in syllabus.topics.items() if not topic.is_draft}
+    lessons = {}
+    for number, topic in topics.items():
+        with suppress(NotebookError):
+            lessons[number] = parts(read_notebook(topic.path)[0])
+    rendered = {
+        "hours": _hours(topics, lessons),
+        "a week": _week(lessons),
+        "a term": _schedule("Week", A_TERM, lessons),
+        "picked topics": _schedule("Aim", PICKS, lessons),
+    }
+    return rendered | {f"pace of {number}": _pace(lesson) for number, lesson in lessons.items()}
+
+
+def parts(notebook: NotebookNode) -> list[Part]:
+    """A lesson's stretches in order; what stands before the first section is one of them, what ends it another."""
+    cells: dict[str, list[NotebookNode]] = {BEGINNING: []}
+    heading = BEGINNING
+    for cell in notebook.cells:
+        if cell.cell_type != "markdown":
+            cells[heading].append(cell)
+            continue
+        for text in _PART.split(cell.source):
+            if _PART.match(text):
+                heading = _name(text.split("\n")[0].lstrip("# "))
+            cells.setdefault(heading, []).append(NotebookNode(cell_type="markdown", source=text, metadata={}))
+    return [_part(heading, found) for heading, found in cells.items()]
+
+
+def _name(heading: str) -> str:
+    if heading in BEFORE:
+        return BEGINNING
+    return END if heading in BEHIND else heading
+
+
+def _part(heading: str, cells: list[NotebookNode]) -> Part:
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    exercises = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(text)}
+    return Part(heading, reading_minutes(NotebookNode(cells=cells)), exercises, bool(_STOP.search(text)))
+
+
+def reading(lesson: Iterable[Part]) -> int:
+    """Minutes to read a lesson, to the next five."""
+    return 5 * math.ceil(round(sum(part.reading for part in lesson) / 5, 9))
+
+
+def exercises(lesson: Iterable[Part]) -> dict[str, int]:
+    """Number → minutes of each exercise."""
+    return {number: time for part in lesson for number, time in part.exercises.items()}
+
+
+def _hours(topics: dict[str, Topic], lessons: Mapping[str, list[Part]]) -> str:
+    rows = []
+    for number, topic in topics.items():
+        builds_on = ", ".join(direct_needs(topic, topics)) or "–"
+        times = _times([number], lessons) if number in lessons else ("not written yet", "", "")
+        rows.append((f"{number} {topic.title}", builds_on, *times))
+    rows.append(("all", "", *_times(lessons, lessons)))
+    return table(("Topic", "Builds on", "Reading", "Exercises", "Together"), rows)
+
+
+def _week(lessons: Mapping[str, list[Part]]) -> str:
+    rows = []
+    for day, numbers in A_WEEK.items():
+        chosen = [exercise for number in numbers for exercise in SHORT_LIST[number]]
+        rows.append((day, ", ".join(numbers), ", ".join(chosen), *_times(numbers, lessons, chosen)))
+    return table(("Day", "Topics", "Exercises done", "Reading", "Exercises", "Together"), rows)
+
+
+def _schedule(first: str, plan: Mapping[str, tuple[str, ...]], lessons: Mapping[str, list[Part]]) -> str:
+    rows = [(label, ", ".join(numbers), *_times(numbers, lessons)) for label, numbers in plan.items()]
+    return table((first, "Topics", "Reading", "Exercises", "Together"), rows)
+
+
+def _times(
+    numbers: Iterable[str], lessons: Mapping[str, list[Part]], chosen: Collection[str] | None = None
+) -> tuple[str, str, str]:
+    """Reading, exercises and both, of these topics; of the exercises only the chosen ones, if given."""
+    found = [lessons[number] for number in numbers if number in lessons]
+    tasks = {number: time for lesson in found for number, time in exercises(lesson).items()}
+    doing = sum(time for number, time in tasks.items() if chosen is None or number in chosen)
+    read = sum(map(reading, found))
+    return duration(read), duration(doing), duration(read + doing)
+
+
+def _pace(lesson: list[Part]) -> str:
+    rows = []
+    for part in lesson:
+        tasks = ", ".join(f"{number}: {time} min" for number, time in part.exercises.items())
+        rows.append((part.heading, f"{round(part.reading)} min", tasks))
+        if part.stops:
+            rows.append(("*a place to stop for the day*", "", ""))
+    return table(("Part", "Reading", "Exercises"), rows, raw_columns=(0,))
