@@ -9,9 +9,9 @@ from glob import glob
 from importlib.util import find_spec
 
 if find_spec("torch") and not find_spec("shared"):
-    # the notebook was opened without the course: install the wheel that came with it
     for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
-        subprocess.run([sys.executable, "-m", "pip", "install", wheel], timeout=900)
+        print(f"Installing {{wheel}}, which came with this notebook")
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wheel], timeout=900)
 if not (find_spec("torch") and find_spec("shared")):
     raise ImportError(
         f"The kernel's Python, {{sys.executable}}, lacks torch or `shared`. Choose another kernel "
