@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook data lint mutate new clean
+.PHONY: help setup run test lab workbook release data lint mutate new clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -24,6 +24,9 @@ lab:
 
 workbook:
 	@$(PYTHON) -m course workbook $(ARGS)
+
+release:
+	@$(PYTHON) -m course release $(ARGS)
 
 data:
 	@$(PYTHON) -m course data --fetch all $(ARGS)

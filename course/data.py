@@ -8,7 +8,7 @@ wrong usage).
 import argparse
 import sys
 
-from shared.data.arrays import SPLITS, DamagedFile, DataError
+from shared.data.arrays import SPLITS, DataError
 from shared.data.decoding import read_sample, read_split
 from shared.data.facts import ALL
 from shared.data.fetching import data_root, fetch, sources
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
                 except FileNotFoundError:
                     state = "not here"
                     missing[facts.key] = facts.name
-                except DamagedFile as error:
+                except DataError as error:
                     state = str(error)
                     status = 1
                 print(f"  {facts.name:13} {split:6} {kind:7} {state}")

@@ -28,10 +28,13 @@ of the check names one line of code: put it first into the check's cell, and the
 {table}
 
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
-the others can be taken in any order. `make lab`, given again, brings new editions of the lessons and takes your answers
-and your own cells over into them; your files as they were are kept in the folder `earlier`.
+the others can be taken in any order. {renewing}
 
 **What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
+"""
+RENEWING = """\
+`make lab`, given again, brings new editions of the lessons and takes your answers and your own cells over into them;
+your files as they were are kept in the folder `earlier`.\
 """
 PROGRESS = f"""\
 {GUARD}
@@ -42,13 +45,14 @@ show_progress()\
 """
 
 
-def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode]) -> NotebookNode:
+def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing: str = RENEWING) -> NotebookNode:
     """The page as a notebook.
 
     Args:
         syllabus: names the topics and their order.
         notebooks: topic number → its notebook, for the topics that are in the workbook; the others are named without
             a link.
+        renewing: how new lessons come to the reader.
     """
     rows = ["| Topic | Builds on | Reading | Exercises |", "| --- | --- | --- | --- |"]
     for number, topic in syllabus.topics.items():
@@ -59,6 +63,7 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode]) -> Notebo
         table="\n".join(rows),
         words=WORDS_A_MINUTE,
         lines=CODE_LINES_A_MINUTE,
+        renewing=renewing,
     )
     return new_notebook(cells=[new_markdown_cell(text, id="start"), new_code_cell(PROGRESS, id="progress")])
 

@@ -23,6 +23,7 @@ STATUSES = ("finished", "first edition", "draft")
 _NUMBER = re.compile(r"[1-9]\d?-\d\d")
 
 _MODULE_KEYS = {"number": int, "title": str, "folder": str, "gpu_required": bool, "introduction": str}
+_ADDRESS = re.compile(r"https://[\w.~:/@%+-]+")  # goes into a text of Python
 _TOPIC_KEYS = {
     "title": str,
     "file": str,
@@ -55,6 +56,7 @@ class Module:
     folder: str
     gpu_required: bool
     introduction: str
+    repository: str = ""  # the course's address, if it has been filled in
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,12 @@ def parse(text: str, path: Path) -> Syllabus:
 
     _check_table(document, {"module": dict, "topics": dict}, {}, f"{path.name}")
     module_table = document["module"]
-    _check_table(module_table, _MODULE_KEYS, {}, f"{path.name}: [module]")
+    if module_table.get("repository") == "":
+        del module_table["repository"]  # not filled in yet
+    _check_table(module_table, _MODULE_KEYS, {"repository": str}, f"{path.name}: [module]")
     module = Module(**module_table)
+    if module.repository and not _ADDRESS.fullmatch(module.repository):
+        raise SyllabusError(f"{path.name}: [module]: repository must look like https://…, not {module.repository!r}")
 
     topics = {
         number: _topic(number, table, module, path.parent, f"{path.name}: topic {number}")

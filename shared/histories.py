@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-FOLDER = Path(__file__).parents[1] / "module_15_advanced_pytorch_internals" / "recordings"
+_CARRIED = Path(__file__).with_name("recordings")  # where a wheel has them, see pyproject.toml
+_IN_REPOSITORY = Path(__file__).parents[1] / "module_15_advanced_pytorch_internals" / "recordings"
+FOLDER = _CARRIED if _CARRIED.is_dir() else _IN_REPOSITORY
 ACTIONS = {"a": "alloc", "f": "free_completed", "+": "segment_alloc", "-": "segment_free"}
 
 

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import re
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -31,6 +33,7 @@ from tiny_data import (
     write_files,
 )
 
+from course.environment import ROOT
 from course.execution import execute_blocking
 from shared import text
 from shared.data import ImageData, fetching, finding, load, load_cifar10, load_fashion_mnist
@@ -160,6 +163,34 @@ def test_a_damaged_sample_is_refused_with_the_remedy(tmp_path, monkeypatch, dama
         DataError, match=r"cifar10_train_images\.webp is damaged: .*\(git -C .*sample checkout -- cifar10"
     ):
         load(spec, "train")
+
+
+def test_a_damaged_sample_of_a_wheel_comes_back_with_pip(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    monkeypatch.setattr("shared.data.decoding.IN_WHEEL", True)
+    spec, _ = tiny_cifar(tmp_path)
+    truncate(sample_paths(spec, "train")[0])
+    with pytest.raises(DataError, match=r"is damaged: .* -m pip install --force-reinstall") as caught:
+        load(spec, "train")
+    assert "git" not in str(caught.value)
+
+
+def test_a_missing_sample_is_called_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_DATA", "sample")
+    spec, _ = tiny_cifar(tmp_path)
+    shutil.rmtree(spec.sample_folder)
+    with pytest.raises(DataError, match=f"missing: there is no folder {re.escape(str(spec.sample_folder))}") as caught:
+        load(spec, "train")
+    assert "damaged" not in str(caught.value)
+    assert "git" not in str(caught.value)
+
+
+def test_where_there_is_no_repository_full_sets_go_to_the_users_cache(tmp_path, monkeypatch):
+    assert data_root() == ROOT / "datasets" / "full"
+    monkeypatch.setattr("shared.data.fetching.IN_WHEEL", True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # on Windows
+    assert data_root() == tmp_path / ".cache" / "advanced-pytorch-internals"
 
 
 # what comes back ----------------------------------------------------------------------------------------------------

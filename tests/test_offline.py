@@ -59,10 +59,12 @@ def repository(tmp_path):
     (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (root / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     (root / "README.md").write_text("# A course\n")
-    for package in tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
-        folder = root.joinpath(*package.split("."))
-        folder.mkdir()
+    setuptools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in setuptools["packages"]:
+        folder = root / setuptools["package-dir"].get(package, package.replace(".", "/"))
+        folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("")
+    (root / "datasets" / "README.md").write_text("# The data\n")
     return root
 
 

@@ -217,6 +217,7 @@ def test_alone_in_another_python_the_page_says_what_to_do(tmp_path, source):
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 1
     assert answer.stderr.splitlines()[-1] == (
-        "ImportError: `shared` is missing: run `make lab`, or `pip install -e` its repository"
+        f"ImportError: The kernel's Python, {sys.executable}, lacks torch or `shared`. Choose another kernel "
+        "(VS Code: Select Kernel), or run `make lab` in the course's folder and restart the kernel."
     )
     assert all(len(line) <= 100 for line in source.splitlines())

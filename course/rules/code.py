@@ -151,7 +151,8 @@ def cell_length(notebook: Notebook) -> Iterator[Complaint]:
 
 
 def _length(cell: Cell) -> int:
-    return len(cell.source.strip().splitlines())
+    """Its lines, without those that every notebook begins with."""
+    return len(cell.source.removeprefix(GUARD).strip().splitlines())
 
 
 @rule("short-cells", not_for=("draft", "first edition"))

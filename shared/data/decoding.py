@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shared.data.arrays import DamagedFile, Split, blaming, check, reason
-from shared.data.facts import Facts, SplitFacts
+from shared.data.arrays import DamagedFile, DataError, Split, blaming, check, reason
+from shared.data.facts import IN_WHEEL, Facts, SplitFacts
 
 
 def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False) -> Split:
@@ -40,12 +41,19 @@ def read_split(facts: Facts, folder: Path, split: str, *, archives: bool = False
 
 
 def read_sample(facts: Facts, split: str) -> Split:
-    """Read one split of the bundled sample. Raises DamagedFile with the remedy."""
+    """Read one split of the bundled sample. Raises DataError (DamagedFile if it is there) with the remedy."""
     names = [path.name for path in sample_paths(facts, split)]
+    if not facts.sample_folder.is_dir():
+        raise DataError(
+            f"The course's sample of the data is missing: there is no folder {facts.sample_folder}. The course's wheel "
+            "has it, and its repository; install `shared` again from one of them, with pip."
+        )
     try:
         return _read(facts, facts.sample[split], facts.sample_folder, names)
     except DamagedFile as error:
         remedy = f"git -C {error.path.parent} checkout -- {error.path.name}"
+        if IN_WHEEL:
+            remedy = f"{sys.executable} -m pip install --force-reinstall --no-deps, and the course's wheel"
         text = f"{error.reason}. It belongs to the course; take it from there again ({remedy})"
         raise DamagedFile(error.path, text) from error
 

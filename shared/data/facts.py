@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-DATASETS = Path(__file__).resolve().parents[2] / "datasets"
+_CARRIED = Path(__file__).with_name("sample")  # where a wheel has the samples, see pyproject.toml
+IN_WHEEL = _CARRIED.is_dir()
+DATASETS = Path(__file__).resolve().parents[2] / "datasets"  # of the repository
+SAMPLE = _CARRIED if IN_WHEEL else DATASETS / "sample"
 
 
 class SplitFacts(NamedTuple):
@@ -34,7 +37,7 @@ class Facts:
     downloads: Sequence[Mapping[str, str]]  # sets of files that hold the data, with their hashes ("": unknown)
     size: int  # bytes to download at most
     package: str = ""  # its name for npm's client, if it has one
-    sample_folder: Path = DATASETS / "sample"
+    sample_folder: Path = SAMPLE
     batch_md5: Mapping[str, str] = field(default_factory=dict)  # of CIFAR-10's pickled files
 
 

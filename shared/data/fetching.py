@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split, reason
 from shared.data.decoding import read_split
-from shared.data.facts import DATASETS, Facts
+from shared.data.facts import DATASETS, IN_WHEEL, Facts
 
 STALL = 8  # seconds without a byte, connecting included, after which an address is given up
 JUDGED_AFTER = 10  # seconds after which a rate that can't finish in time ends a download
@@ -30,8 +30,12 @@ REMEMBERED = 6  # hours for which a failure is
 
 
 def data_root(root: str | os.PathLike | None = None) -> Path:
-    """The folder of the full sets: `root`, else COURSE_DATA_DIR, else datasets/full."""
-    return Path(root or os.environ.get("COURSE_DATA_DIR") or DATASETS / "full").expanduser().absolute()
+    """The folder of the full sets: `root`, else COURSE_DATA_DIR, else datasets/full.
+
+    Where `shared` came as a wheel there is no datasets/full, and the default is a folder in the user's cache.
+    """
+    default = Path("~/.cache/advanced-pytorch-internals") if IN_WHEEL else DATASETS / "full"
+    return Path(root or os.environ.get("COURSE_DATA_DIR") or default).expanduser().absolute()
 
 
 def sources(facts: Facts, root: Path, *, mirror: str = "", programs: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shared.data.arrays import SPLITS, DamagedFile, DataError, Split
 from shared.data.decoding import read_sample, read_split
-from shared.data.facts import Facts
+from shared.data.facts import IN_WHEEL, Facts
 from shared.data.fetching import data_root, fetch, recent_failure, remember_failure
 from shared.text import wrapped
 
@@ -70,7 +70,8 @@ def find(facts: Facts, split: str, images: int | None, root: str | os.PathLike |
         _told.add(key)
         train, test = (facts.sample[split].count for split in SPLITS)
         why = " ".join(why.split())
-        _say(f"{facts.name}: sample, {train:,} train and {test:,} test images ({why}); all: `make data`")
+        more = "COURSE_DATA=full" if IN_WHEEL else "`make data`"
+        _say(f"{facts.name}: sample, {train:,} train and {test:,} test images ({why}); all: {more}")
     return read_sample(facts, split), "sample"
 
 

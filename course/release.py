@@ -1,0 +1,208 @@
+"""Write what is handed out into dist/, from what is committed.
+
+module-15-student.zip has the notebooks without solutions, `shared` as a wheel that carries the data samples, the list
+of what to install, and a README of one page. module-15-instructor.zip has all that is committed, with solutions and
+tests. The same commit gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import nbformat
+from packaging.requirements import Requirement
+
+from course import start_page, syllabus
+from course.environment import ROOT, requirements
+from course.execution import NotebookError, read_notebook
+from course.files import NotWritableError, require_writable, write_whole
+from course.guard import with_cure
+from course.syllabus import Syllabus
+from course.wheel import student_wheel, zipped
+from course.workbook import EditionError, finished, student_edition, unlink_missing
+
+README = Path(__file__).with_name("STUDENT_README.md")
+FOR_STUDENTS = ("torch", "torchvision", "jupyter", "ipykernel")  # of requirements.txt; the wheel asks for the rest
+RENEWING = "A newer edition comes as another zip: unpack it beside this folder, not over it."
+GIT_SECONDS = 60
+
+NO_ADDRESS = """\
+`repository` in {syllabus} is empty, so the students' README and notebooks
+name no address: they say "where you got this". Fill it in and release again if there is one.
+"""
+REPORT = """\
+{student}  {student_size:.1f} MB
+    For students: {count} notebooks without solutions, start page, wheel with the data samples, README.
+    Unpack it once yourself and follow its README.md; then put it where your students download.
+{instructor}  {instructor_size:.1f} MB
+    For instructors: all that is committed, with solutions and tests. Not for students.
+Both are of commit {commit} ({date}); the same commit gives the same bytes.
+The checks in the wheel are packed, so that nobody finds an answer in an editor or by searching. That is a
+curtain and no lock: students who want to read them can.
+"""
+
+
+class ReleaseError(Exception):
+    """There is nothing that could be released; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What is committed: the commit's short name, its time in UTC, its files, and those of them that are programs."""
+
+    name: str
+    moment: datetime
+    files: tuple[str, ...]
+    programs: frozenset[str]
+
+
+def read_commit(root: Path) -> Commit:
+    """The commit that is checked out in `root`. Raises ReleaseError where there is none."""
+    name, seconds = _git(root, "log", "-1", "--format=%h %ct").split()
+    files, programs = [], set()
+    for line in _git(root, "ls-files", "--stage", "-z").split("\0")[:-1]:
+        about, path = line.split("\t")
+        files.append(path)
+        if about.startswith("100755"):
+            programs.add(path)
+    return Commit(name, datetime.fromtimestamp(int(seconds), UTC), tuple(files), frozenset(programs))
+
+
+def uncommitted(root: Path) -> list[str]:
+    """Files that git knows and that differ from the commit."""
+    return [line[3:] for line in _git(root, "status", "--porcelain", "--untracked-files=no").splitlines()]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, encoding="utf-8", timeout=GIT_SECONDS, check=True
+        )
+    except FileNotFoundError:
+        raise ReleaseError("git isn't installed; a release takes what is committed") from None
+    except subprocess.TimeoutExpired:
+        raise ReleaseError(f"git {arguments[0]} took more than {GIT_SECONDS} s in {root}") from None
+    except subprocess.CalledProcessError as error:
+        raise ReleaseError(
+            f"a release takes what is committed, and git says: {error.stderr.strip()}\n"
+            "In a copy without a history:  git init && git add --all && git commit -m Course"
+        ) from None
+    return done.stdout
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the bundles: path → content
+
+
+def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, bytes]:
+    """What students get. Raises ReleaseError for a notebook that isn't committed or has no student edition."""
+    wheel, content = student_wheel(root, commit.files, commit.moment)
+    notebooks = _lessons(root, commit, book)
+    bundle = {wheel: content}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in notebooks:
+            Path(folder, name).touch()
+        for name, notebook in notebooks.items():
+            unlink_missing(notebook, Path(folder))
+            bundle[name] = _as_file(notebook, book)
+    there = {number: notebooks[topic.file] for number, topic in book.topics.items() if topic.file in notebooks}
+    bundle[start_page.NAME] = _as_file(start_page.start_page(book, there, RENEWING), book)
+    needed = [line for line in requirements(root) if Requirement(line).name in FOR_STUDENTS]
+    bundle["requirements.txt"] = "\n".join(["-c constraints.txt", *needed, f"./{wheel}", ""]).encode()
+    for name, path in (("constraints.txt",) * 2, ("LICENSE",) * 2, ("DATA.md", "datasets/README.md")):
+        bundle[name] = (root / path).read_bytes()
+    address = book.module.repository
+    bundle["README.md"] = (
+        README.read_text(encoding="utf-8")
+        .format(
+            title=f"Module {book.module.number}: {book.module.title}",
+            count=len(notebooks),
+            date=f"{commit.moment:%Y-%m-%d}",
+            commit=commit.name,
+            ask=f"ask your instructor, or look at {address}." if address else "ask whoever gave you this folder.",
+        )
+        .encode()
+    )
+    return bundle
+
+
+def instructor_bundle(root: Path, commit: Commit) -> dict[str, bytes]:
+    """All that is committed."""
+    return {path: (root / path).read_bytes() for path in commit.files}
+
+
+def _lessons(root: Path, commit: Commit, book: Syllabus) -> dict[str, nbformat.NotebookNode]:
+    """The student editions of all topics that are no drafts, by file name."""
+    editions, problems = {}, []
+    for lesson in finished(book):
+        try:
+            if lesson.path.relative_to(root).as_posix() not in commit.files:
+                raise EditionError("isn't committed")
+            editions[lesson.path.name] = student_edition(read_notebook(lesson.path)[0])
+        except (NotebookError, EditionError) as error:
+            problems.append(f"{lesson.path.name}: {error}")
+    if problems:
+        raise ReleaseError("\n".join(problems))
+    return editions
+
+
+def _as_file(notebook: nbformat.NotebookNode, book: Syllabus) -> bytes:
+    """The file of a notebook whose first lines name the bundle's cure."""
+    source = f"from {book.module.repository}" if book.module.repository else "where you got this notebook"
+    cure = f"run `%pip install -r requirements.txt` in the course's folder (get it {source})"
+    for cell in notebook.cells:
+        cell.source = with_cure(cell.source, cure)
+    return nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m course release`."""
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder (default: dist)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 1 if there is nothing that could be released, 2 for wrong usage."""
+    try:
+        book = syllabus.load()
+        require_writable(args.output, "; name another --output")
+        if changed := uncommitted(ROOT):
+            listed = "".join(f"\n  {path}" for path in changed)
+            raise ReleaseError(f"commit these first, so that the release can be made again from its commit:{listed}")
+        commit = read_commit(ROOT)
+        student = student_bundle(ROOT, commit, book)
+        instructor = instructor_bundle(ROOT, commit)
+    except (syllabus.SyllabusError, NotWritableError) as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 2
+    except ReleaseError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    name = f"module-{book.module.number}"
+    paths, sizes = {}, {}
+    for kind, bundle in (("student", student), ("instructor", instructor)):
+        paths[kind] = args.output / f"{name}-{kind}.zip"
+        content = bundle_zip(f"{name}-{kind}", bundle, commit)
+        sizes[f"{kind}_size"] = len(content) / 1e6
+        write_whole(paths[kind], content)
+    count = sum(path.endswith(".ipynb") for path in student) - 1
+    print(REPORT.format(**paths, **sizes, count=count, commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
+    if not book.module.repository:
+        print(NO_ADDRESS.format(syllabus=book.path.relative_to(ROOT)), end="")
+    return 0
+
+
+def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> bytes:
+    """The zip of a bundle, which is unpacked into `folder`."""
+    programs = {f"{folder}/{path}" for path in commit.programs}
+    return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment, programs)

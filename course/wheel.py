@@ -1,0 +1,108 @@
+"""The students' wheel: `shared` with the samples and recordings, from the tables of pyproject.toml.
+
+It is written here and not by setuptools because it isn't the repository's own wheel: it has no `course`, its checks are
+packed (shared/checks/__init__.py says how), it asks for the packages that `shared` imports but leaves torch as it is,
+and the same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from fnmatch import fnmatch
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from course.environment import requirements
+
+# What `shared` imports beside torch. The notebooks' first lines install the wheel where torch is there already, and
+# a dependency on torch might replace the build that fits the machine's GPU by another.
+SMALL = ("cloudpickle", "filelock", "matplotlib", "numpy", "pillow", "pooch", "psutil", "tqdm")
+
+METADATA = """\
+Metadata-Version: 2.1
+Name: {name}
+Version: {version}
+Summary: {description}
+License: {license}
+Requires-Python: {requires-python}
+"""
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: course
+Root-Is-Purelib: true
+Tag: py3-none-any
+"""
+
+
+def zipped(files: Mapping[str, bytes], moment: datetime, programs: Collection[str] = ()) -> bytes:
+    """A zip of `files` (path → content), sorted, each dated `moment`; those in `programs` can be executed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in sorted(files):
+            entry = zipfile.ZipInfo(path, moment.timetuple()[:6])
+            entry.create_system = 3  # Unix, wherever it is made
+            entry.external_attr = (0o100755 if path in programs else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[path])
+    return buffer.getvalue()
+
+
+def student_wheel(root: Path, tracked: Collection[str], moment: datetime) -> tuple[str, bytes]:
+    """The file name and the content of the wheel.
+
+    Args:
+        root: the repository.
+        tracked: the paths of its files that may be handed out.
+        moment: the commit's, in UTC. The version ends in it, so that pip replaces the wheel of an older release.
+    """
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    project = pyproject["project"]
+    version = f"{project['version']}.post{moment:%Y%m%d%H%M}"
+    stem = f"{project['name'].replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    files = _code_and_data(root, tracked, pyproject["tool"]["setuptools"])
+    for path in project["license-files"]:
+        files[f"{info}/licenses/{path}"] = (root / path).read_bytes()
+    metadata = METADATA.format_map({**project, "version": version})
+    needed = [line for line in requirements(root) if Requirement(line).name in SMALL]
+    metadata += "".join(f"Requires-Dist: {line}\n" for line in needed)
+    files[f"{info}/METADATA"] = metadata.encode()
+    files[f"{info}/WHEEL"] = WHEEL.encode()
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    return f"{stem}-py3-none-any.whl", zipped(files, moment)
+
+
+def _code_and_data(root: Path, tracked: Collection[str], setuptools: Mapping) -> dict[str, bytes]:
+    """What the wheel has of the packages below `shared`: path in the wheel → content, topics' checks packed."""
+    moved = setuptools["package-dir"]  # packages that are no code, and their folders
+    files = {}
+    for package in setuptools["packages"]:
+        if package.split(".")[0] != "shared":
+            continue
+        inside = package.replace(".", "/")
+        patterns = [] if package in moved else ["*.py"]
+        patterns += setuptools["package-data"].get(package, [])
+        for path in tracked:
+            folder, _, name = path.rpartition("/")
+            if folder == moved.get(package, inside) and any(fnmatch(name, pattern) for pattern in patterns):
+                files[f"{inside}/{name}"] = (root / path).read_bytes()
+    for path in [path for path in files if fnmatch(path, "shared/checks/topic_*.py")]:
+        files[f"{path.removesuffix('.py')}.packed"] = zlib.compress(files.pop(path), 9)
+    return files
+
+
+def _record(files: Mapping[str, bytes], itself: str) -> bytes:
+    """The wheel's list of what it holds, with checksums."""
+    lines = []
+    for path, content in sorted(files.items()):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(content)}\n")
+    return "".join([*lines, f"{itself},,\n"]).encode()
