@@ -13,7 +13,7 @@ from check_protocol import CheckProtocol, idle
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
 
-from course.answers import answers
+from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_02 as check
 
@@ -22,8 +22,6 @@ from shared.checks import topic_15_02 as check
 
 def pad_by_slices(batch):
     """A tensor of zeros, filled with slices."""
-    if len(batch) == 0:
-        raise ValueError("empty")
     longest = max(sequence.shape[0] for sequence, _ in batch)
     out = torch.zeros(len(batch), longest, batch[0][0].shape[-1], dtype=batch[0][0].dtype)
     mask = torch.zeros(len(batch), longest, dtype=torch.bool)
@@ -35,25 +33,20 @@ def pad_by_slices(batch):
 
 def pad_ones_too(batch):
     """The mask as padded ones; a list instead of a tuple."""
-    if not batch:
-        raise ValueError("empty")
     sequences = [item[0] for item in batch]
     ones = [torch.ones(len(sequence), dtype=torch.bool) for sequence in sequences]
     labels = torch.tensor([item[1] for item in batch], dtype=torch.long)
     return [pad_sequence(sequences, batch_first=True), pad_sequence(ones, batch_first=True), labels]
 
 
-def pad(before=lambda batch: batch, after=lambda *parts: parts):
-    """The answer, with its argument or its results changed."""
-    return lambda batch: after(*pad_by_slices(before(batch)))
+def pad(after):
+    """The answer, with its results changed."""
+    return lambda batch: after(*pad_by_slices(batch))
 
 
 def pad_at_the_front(batch):
-    padded, mask, labels = pad_by_slices(batch)
-    for row, (sequence, _) in enumerate(batch):
-        padded[row] = 0
-        padded[row, padded.shape[1] - len(sequence) :] = sequence
-    return padded, mask, labels
+    _, mask, labels = pad_by_slices(batch)
+    return pad_sequence([sequence for sequence, _ in batch], batch_first=True, padding_side="left"), mask, labels
 
 
 def mask_of_sorted_lengths(batch):
@@ -62,94 +55,19 @@ def mask_of_sorted_lengths(batch):
     return padded, torch.arange(padded.shape[1]) < ends[:, None], labels
 
 
-def mask_of_one_at_least(batch):
-    padded, _, labels = pad_by_slices(batch)
-    ends = torch.tensor([max(1, len(sequence)) for sequence, _ in batch])
-    return padded, torch.arange(padded.shape[1]) < ends[:, None], labels
-
-
-def mask_that_takes_for_padding(value):
-    def collate(batch):
-        if not batch:
-            raise ValueError("empty")
-        padded = pad_sequence([sequence for sequence, _ in batch], batch_first=True, padding_value=value)
-        filler = padded.isnan() if math.isnan(value) else padded == value
-        mask = ~filler.all(2)
-        return padded.masked_fill(~mask[..., None], 0), mask, torch.tensor([label for _, label in batch])
-
-    return collate
-
-
-def empties_the_list(batch):
-    found = pad_by_slices(batch)
-    batch.clear()
-    return found
-
-
-def normalises_in_place(batch):
-    for sequence, _ in batch:
-        if len(sequence):
-            sequence /= sequence.abs().max()
-    return pad_by_slices(batch)
-
-
-def one_buffer(batch, kept={}):  # noqa: B006
-    padded, mask, labels = pad_by_slices(batch)
-    buffer = kept.setdefault((padded.dtype, *padded.shape), padded)
-    return buffer.copy_(padded), mask, labels
-
-
-def one_step_at_least(batch):
-    padded, mask, labels = pad_by_slices(batch)
-    return (
-        (padded, mask, labels) if padded.shape[1] else (padded.new_zeros(len(batch), 1, padded.shape[2]), mask, labels)
-    )
-
-
-def fails_by_accident(batch):
-    sequences, labels = zip(*batch, strict=True)  # of nothing: a ValueError that doesn't say why
-    return pad_by_slices(list(zip(sequences, labels, strict=True)))
-
-
-VALUES = "mask and padding don't depend on the values"
 WRONG_PAD = {
-    "nothing is returned": (lambda batch: None, "three tensors"),
+    "nothing is returned": (lambda batch: None, "three results"),
     "zeros in front": (pad_at_the_front, "data first, then zeros"),
-    "padded with -1": (
-        pad(after=lambda p, m, y: (p.masked_fill(~m[..., None], -1), m, y)),
-        "data first, then zeros",
+    "padded with -1": (pad(lambda p, m, y: (p.masked_fill(~m[..., None], -1), m, y)), "data first, then zeros"),
+    "always 40 rows": (
+        pad(lambda p, m, y: (torch.cat([p, p.new_zeros(len(p), 40, p.shape[2])], 1)[:, :40], m, y)),
+        "up to the longest",
     ),
-    "always 28 rows": (
-        pad(after=lambda p, m, y: (torch.cat([p, p.new_zeros(len(p), 28, p.shape[2])], 1)[:, :28], m, y)),
-        "as long as the longest",
-    ),
-    "time first": (pad(after=lambda p, m, y: (p.transpose(0, 1), m, y)), "data first, then zeros"),
-    "always float32": (pad(after=lambda p, m, y: (p.float(), m, y)), "the dtype of the sequences"),
+    "always float32": (pad(lambda p, m, y: (p.float(), m, y)), "the dtype of the sequences"),
     "mask of sorted lengths": (mask_of_sorted_lengths, "True where there is data"),
-    "True for padding": (pad(after=lambda p, m, y: (p, ~m, y)), "True where there is data"),
-    "a mask of floats": (pad(after=lambda p, m, y: (p, m.float(), y)), "True where there is data"),
-    "mask from the values": (pad(after=lambda p, m, y: (p, (p != 0).any(2), y)), VALUES),
-    "-1 stands for padding": (mask_that_takes_for_padding(-1.0), VALUES),
-    "NaN stands for padding": (mask_that_takes_for_padding(math.nan), VALUES),
-    "negative values are cut": (pad(after=lambda p, m, y: (p.relu(), m, y)), "data first, then zeros"),
-    "28 steps at most": (pad(after=lambda p, m, y: (p[:, :28], m, y)), "data first, then zeros"),
-    "through single precision": (
-        pad(after=lambda p, m, y: (p.float().to(p.dtype), m, y)),
-        "the dtype of the sequences",
-    ),
-    "one step at least": (one_step_at_least, "sequences of no rows"),
-    "normalises in place": (normalises_in_place, "data first, then zeros"),
-    "the list is emptied": (empties_the_list, "nor an earlier result is changed"),
-    "one buffer for all calls": (one_buffer, "nor an earlier result is changed"),
-    "a ValueError by accident": (fails_by_accident, "an empty batch"),
-    "at least one row": (mask_of_one_at_least, "sequences of no rows"),
-    "labels as floats": (pad(after=lambda p, m, y: (p, m, y.float())), "the labels"),
-    "labels in reverse": (pad(after=lambda p, m, y: (p, m, y.flip(0))), "the labels"),
-    "an empty batch is an IndexError": (lambda batch: batch[0] and pad_by_slices(batch), "an empty batch"),
-    "an empty batch is an empty tensor": (
-        lambda batch: pad_by_slices(batch) if batch else (torch.zeros(0),) * 3,
-        "an empty batch",
-    ),
+    "True for padding": (pad(lambda p, m, y: (p, ~m, y)), "True where there is data"),
+    "mask from the values": (pad(lambda p, m, y: (p, (p != 0).any(2), y)), "any value may be data"),
+    "labels as floats": (pad(lambda p, m, y: (p, m, y.float())), "labels: an int64"),
 }
 
 # ---------------------------------------------------------------- bucketing
@@ -159,26 +77,12 @@ class Buckets:
     """A right answer in plain Python; subclasses break it."""
 
     def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        self.check(lengths, batch_size, boundaries)
-        self.lengths, self.batch_size, self.boundaries = lengths, batch_size, boundaries
-        self.drop_last, self.seed, self.epoch = drop_last, seed, 0
-
-    def check(self, lengths, batch_size, boundaries):
-        self.check_lengths(lengths)
-        self.check_size(batch_size)
-        self.check_boundaries(boundaries)
-
-    def check_lengths(self, lengths):
-        if not lengths:
-            raise ValueError("no lengths")
-
-    def check_size(self, batch_size):
-        if type(batch_size) is not int or batch_size <= 0:
-            raise ValueError("batch_size")
-
-    def check_boundaries(self, boundaries):
-        if list(boundaries) != sorted(set(boundaries)):
-            raise ValueError("boundaries")
+        self.lengths = lengths
+        self.batch_size = batch_size
+        self.boundaries = boundaries
+        self.drop_last = drop_last
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -188,12 +92,6 @@ class Buckets:
 
     def bucket_of(self, length):
         return bisect.bisect_left(self.boundaries, length)
-
-    def buckets(self):
-        found = {}
-        for index, length in enumerate(self.lengths):
-            found.setdefault(self.bucket_of(length), []).append(index)
-        return list(found.values())
 
     def shuffle_bucket(self, dice, bucket):
         dice.shuffle(bucket)
@@ -208,47 +106,39 @@ class Buckets:
         dice.shuffle(batches)
         return batches
 
-    def epoch_of_batches(self):
-        dice, batches = self.dice(), []
-        for bucket in self.buckets():
+    def __iter__(self):
+        dice = self.dice()
+        buckets = {}
+        for index, length in enumerate(self.lengths):
+            buckets.setdefault(self.bucket_of(length), []).append(index)
+        batches = []
+        for bucket in buckets.values():
             self.shuffle_bucket(dice, bucket)
             batches += self.keep(self.cut(bucket))
-        return self.shuffle_batches(dice, batches)
-
-    def __iter__(self):
-        yield from self.epoch_of_batches()
+        yield from self.shuffle_batches(dice, batches)
 
     def __len__(self):
-        return len(self.epoch_of_batches())
+        return sum(1 for _ in self)
 
 
-class NumpyBuckets:
-    """With NumPy, and a length that is counted once."""
+class NumpyBuckets(Buckets):
+    """With NumPy, seed and epoch added, and a length that is counted once."""
 
-    def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        if len(lengths) == 0 or not isinstance(batch_size, Integral) or batch_size < 1:
-            raise ValueError("no lengths, or a bad batch_size")
-        if len(boundaries) > 1 and min(np.diff(boundaries)) <= 0:
-            raise ValueError("boundaries must increase")
-        self.size, self.drop, self.seed, self.epoch = batch_size, drop_last, seed, 0
+    def __init__(self, lengths, batch_size, boundaries, *options, **named):
+        super().__init__(lengths, batch_size, boundaries, *options, **named)
         place = np.searchsorted(boundaries, lengths, side="left")
         self.groups = [np.flatnonzero(place == k) for k in range(len(boundaries) + 1)]
-        rounded = math.floor if drop_last else math.ceil
+        rounded = math.floor if self.drop_last else math.ceil
         self.count = sum(rounded(len(group) / batch_size) for group in self.groups)
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
 
     def __len__(self):
         return self.count
 
     def __iter__(self):
-        dice, batches = np.random.default_rng([self.seed, self.epoch]), []
+        dice = np.random.default_rng(self.seed + self.epoch)
+        batches = []
         for group in self.groups:
-            mixed = dice.permutation(group).tolist()
-            while mixed and not (self.drop and len(mixed) < self.size):
-                batches.append(mixed[: self.size])
-                del mixed[: self.size]
+            batches += self.keep(self.cut(dice.permutation(group).tolist()))
         return iter([batches[i] for i in dice.permutation(len(batches))])
 
 
@@ -256,35 +146,10 @@ def buckets(**methods):
     return type("Wrong", (Buckets,), methods)
 
 
-def tuples(self):
-    yield from map(tuple, self.epoch_of_batches())
-
-
-def tensors(self):
-    yield from map(torch.tensor, self.epoch_of_batches())
-
-
-def even_parts(self, bucket):
-    count = math.ceil(len(bucket) / self.batch_size)
-    if self.drop_last:
-        return Buckets.cut(self, bucket)
-    return [list(map(int, part)) for part in np.array_split(bucket, count)]
-
-
-def twice(self, bucket):
-    found = Buckets.cut(self, bucket)
-    return found if self.drop_last else [[bucket[0]] * len(batch) for batch in found]
-
-
-def drops_the_last_of_all(self, batches):
-    return batches[:-1] if self.drop_last and len(batches) > 1 else batches
-
-
-def round_robin(self, dice, batches):
-    by_bucket = {}
-    for batch in batches:
-        by_bucket.setdefault(self.bucket_of(self.lengths[batch[0]]), []).append(batch)
-    return [b for row in itertools.zip_longest(*by_bucket.values()) for b in row if b is not None]
+def equal_parts(self, bucket):
+    """Batches of nearly equal size."""
+    parts = max(1, len(bucket) // self.batch_size if self.drop_last else math.ceil(len(bucket) / self.batch_size))
+    return [list(map(int, part)) for part in np.array_split(bucket, parts)]
 
 
 class OneGenerator(Buckets):
@@ -297,9 +162,6 @@ class OneGenerator(Buckets):
     def dice(self):
         return self.own
 
-    def __len__(self):
-        return sum(len(self.keep(self.cut(bucket))) for bucket in self.buckets())
-
 
 class SeedsGlobally(Buckets):
     def dice(self):
@@ -307,113 +169,36 @@ class SeedsGlobally(Buckets):
         return random
 
 
-class DrawsGlobally(OneGenerator):
-    def dice(self):
-        return random
-
-
-def the_same_list(self):
-    batch = []
-    for found in self.epoch_of_batches():
-        batch[:] = found
-        yield batch
-
-
-def left_over_for_ever(self, dice, bucket):
-    full = len(bucket) // self.batch_size * self.batch_size
-    first, rest = bucket[:full], bucket[full:]
-    dice.shuffle(first)
-    bucket[:] = first + rest
-
-
-def within_windows(self, dice, bucket):
-    bucket.sort(key=lambda index: index + dice.uniform(0, 3 * self.batch_size))
-
-
-def short_ones_last(self, dice, batches):
-    dice.shuffle(batches)
-    return sorted(batches, key=len, reverse=True)
-
-
-def out_of_one_list(self):
-    self.left = self.epoch_of_batches()
-    while self.left:
-        yield self.left.pop()
-
-
-class SortsLengths(Buckets):
-    def __init__(self, lengths, *arguments, **options):
-        super().__init__(list(lengths), *arguments, **options)
-        lengths.sort()
+class OneList(Buckets):
+    def __iter__(self):
+        batch = []
+        for found in super().__iter__():
+            batch[:] = found
+            yield batch
 
 
 WRONG_BUCKET = {
-    "tuples": (buckets(__iter__=tuples), "list of ints"),
-    "tensors": (buckets(__iter__=tensors), "list of ints"),
     "a boundary opens the next bucket": (
         buckets(bucket_of=lambda self, length: bisect.bisect_right(self.boundaries, length)),
         "one bucket",
     ),
-    "no buckets at all": (buckets(buckets=lambda self: [list(range(len(self.lengths)))]), "one bucket"),
-    "the rest is left out": (
-        buckets(keep=lambda self, batches: [b for b in batches if len(b) == self.batch_size]),
-        "exactly once",
+    "an index many times": (
+        buckets(cut=lambda self, bucket: [[batch[0]] * len(batch) for batch in Buckets.cut(self, bucket)]),
+        "no index comes twice",
     ),
-    "an index many times": (buckets(cut=twice), "exactly once"),
-    "equal parts": (buckets(cut=even_parts), "only a bucket's last batch"),
-    "drop_last does nothing": (buckets(keep=lambda self, batches: batches), "drop_last"),
-    "drop_last drops each bucket's last": (buckets(keep=drops_the_last_of_all), "drop_last"),
-    "the same batches in each epoch": (buckets(shuffle_bucket=lambda *_: None), "before they are cut"),
-    "bucket after bucket": (buckets(shuffle_batches=lambda self, dice, batches: batches), "shuffled together"),
-    "buckets in turn": (buckets(shuffle_batches=round_robin), "shuffled together"),
-    "the first index is forgotten": (
-        buckets(buckets=lambda self: [b if self.drop_last else list(filter(None, b)) for b in Buckets.buckets(self)]),
-        "exactly once",
-    ),
-    "the same list for all batches": (buckets(__iter__=the_same_list), "exactly once"),
-    "the same indices left over": (buckets(shuffle_bucket=left_over_for_ever), "before they are cut"),
-    "shuffled within windows": (buckets(shuffle_bucket=within_windows), "before they are cut"),
-    "short batches last": (buckets(shuffle_batches=short_ones_last), "shuffled together"),
-    "two iterators share a list": (buckets(__iter__=out_of_one_list), "the same epoch gives the same"),
-    "seed and epoch added": (buckets(dice=lambda self: random.Random(self.seed + self.epoch)), "another seed"),
-    "an epoch's last digit": (
-        buckets(dice=lambda self: random.Random(f"{self.seed} {self.epoch % 10}")),
-        "another epoch",
-    ),
-    "a seed for each thousand epochs": (
-        buckets(dice=lambda self: random.Random(1000 * self.seed + self.epoch)),
-        "seed 1, epoch 0",
-    ),
-    "sorts the caller's lengths": (SortsLengths, "the arguments stay"),
-    "one generator for ever": (OneGenerator, "the same epoch gives the same"),
-    "draws from the global generator": (DrawsGlobally, "the same epoch gives the same"),
-    "the seed is ignored": (buckets(dice=lambda self: random.Random(self.epoch)), "another seed"),
-    "the global generator is seeded": (SeedsGlobally, "the global random state"),
+    "the same list for all batches": (OneList, "no index comes twice"),
+    "equal parts": (buckets(cut=equal_parts), "at most one short one"),
+    "drop_last does nothing": (buckets(keep=lambda self, batches: batches), "drop_last=True"),
     "one division for len": (
         buckets(__len__=lambda self: math.ceil(len(self.lengths) / self.batch_size)),
         "number of batches",
     ),
-    "len ignores drop_last": (
-        buckets(__len__=lambda self: sum(len(self.cut(bucket)) for bucket in self.buckets())),
-        "number of batches",
-    ),
-    "no lengths, no batches": (buckets(check_lengths=lambda *_: None), "no lengths"),
-    "any batch_size": (buckets(check_size=lambda *_: None), "batch_size 0"),
-    "a whole float for batch_size": (
-        buckets(check_size=lambda self, size: Buckets.check_size(self, int(size) if size == int(size) else 0)),
-        "batch_size 2.0",
-    ),
-    "no boundaries, a bucket for each length": (
-        buckets(bucket_of=lambda self, length: Buckets.bucket_of(self, length) if self.boundaries else length),
-        "only a bucket's last batch",
-    ),
-    "any boundaries": (buckets(check_boundaries=lambda *_: None), "boundaries"),
-    "equal boundaries": (
-        buckets(
-            check_boundaries=lambda self, b: Buckets.check_boundaries(self, []) if list(b) == sorted(b) else int("x")
-        ),
-        r"boundaries \[1, 4, 4\]",
-    ),
+    "the seed is ignored": (buckets(dice=lambda self: random.Random(self.epoch)), "another epoch or seed"),
+    "the epoch is ignored": (buckets(dice=lambda self: random.Random(self.seed)), "another epoch or seed"),
+    "one generator for ever": (OneGenerator, "the same epoch gives the same"),
+    "the same batches in each epoch": (buckets(shuffle_bucket=lambda *_: None), "shuffled, then cut"),
+    "bucket after bucket": (buckets(shuffle_batches=lambda self, dice, batches: batches), "shuffled together"),
+    "the global generator is seeded": (SeedsGlobally, "global generators"),
 }
 
 # ---------------------------------------------------------------- weights
@@ -1400,7 +1185,9 @@ WRONG_RESUME = {
 
 # ----------------------------------------------------------------
 
-_full, _student = answers("15-02"), answers("15-02", student_source)
+GIVEN = definitions("15-02", "shuffled", "in-batches")
+_full = answers("15-02", given=GIVEN)
+_student = answers("15-02", edit=student_source, given=GIVEN)
 CHECKS = {
     "pad_collate": check.pad_collate,
     "BucketBatchSampler": check.bucket,
@@ -1409,7 +1196,7 @@ CHECKS = {
     "ResumableSampler": check.resume,
 }
 ANSWERS, STUBS = ({name: found[name] for name in CHECKS} for found in (_full, _student))
-IDLE = idle("15-02")
+IDLE = idle("15-02", given=GIVEN)
 RIGHT = {
     "pad_collate": [pad_by_slices, pad_ones_too],
     "BucketBatchSampler": [Buckets, NumpyBuckets],

@@ -9,9 +9,11 @@ import itertools
 import json
 import random
 import weakref
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
+from shared.seeding import seed_everything
 
 ALPHA = 1e-6
 
@@ -73,302 +76,161 @@ def _short(values: Sequence[Any], most: int = 8) -> str:
 
 
 def _pad(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Oracle and stand-in: row by row."""
-    if not batch:
-        raise ValueError("the batch is empty")
-    first = batch[0][0]
-    padded = first.new_zeros(len(batch), max(len(sequence) for sequence, _ in batch), first.shape[1])
-    mask = torch.zeros(padded.shape[:2], dtype=torch.bool)
+    """The stand-in, row by row."""
+    longest = max(len(sequence) for sequence, _ in batch)
+    first, _ = batch[0]
+    padded = first.new_zeros(len(batch), longest, first.shape[1])
+    mask = torch.zeros(len(batch), longest, dtype=torch.bool)
     for row, (sequence, _) in enumerate(batch):
-        for step, values in enumerate(sequence):
-            padded[row, step], mask[row, step] = values, True
-    return padded, mask, torch.tensor([label for _, label in batch], dtype=torch.int64)
+        padded[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = True
+    return padded, mask, torch.tensor([label for _, label in batch])
 
 
-def _sequences(lengths: Sequence[int], features: int = 3, dtype: torch.dtype = torch.float32) -> list:
-    """Pairs with values of both signs that need their dtype, and labels of any size."""
-    values = [(3 * torch.randn(n, features, dtype=torch.float64)).to(dtype) for n in lengths]
-    return [(value, random.choice([0, 3, 9, -1, 300, 2**40])) for value in values]
+def _pairs(lengths: list[int], dtype: torch.dtype = torch.float32, value: float | None = None) -> list:
+    """Random sequences with labels; the first and the last step of each is `value`, if there is one."""
+    pairs = []
+    for length in lengths:
+        sequence = torch.randn(length, 3, dtype=dtype)
+        if value is not None:
+            sequence[[0, -1]] = value
+        pairs.append((sequence, random.randrange(10)))
+    return pairs
 
 
-def _copy(batch: list) -> list:
-    return [(sequence.clone(), label) for sequence, label in batch]
-
-
-@exercise(
-    "15-02.1",
-    "Padding with a mask",
-    points=15,
-    demands=8,
-    stand_in=lambda: _pad,
-    stand_in_name="a padding loop, row by row",
-)
+@exercise("15-02.1", "Padding with a mask", points=15, demands=5, stand_in=lambda: _pad, stand_in_name="a padding loop")
 def pad_collate(trial: Trial, answer: Any) -> None:
     """`answer(batch)` is padded (B, T, D), mask (B, T) and labels (B,)."""
-    shapes = (([3, 1, 2], 3), ([5], 2), ([2, 7, 7, 1, 4], 1), ([4, 4], 28), ([40, 3], 2))
-    plain = [_sequences(n, d) for n, d in shapes]
-    transposed = [(torch.randn(3, n).T, n) for n in (4, 2, 6)]
-    empty = [_sequences(n) for n in ([2, 0], [3, 0, 0], [1, 0], [0, 0])]
-    values = []
-    for value in (0.0, -1.0, float("nan"), float("inf"), -float("inf")):
-        batch = _sequences([4, 3, 2])
-        for sequence, _ in batch:
-            sequence[-1] = value
-        batch[0][0][0] = value
-        values.append(batch)
-
-    def parts(batch: list) -> Any:
-        got = answer(batch)
-        whole = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, Tensor) for part in got)
-        trial.needs(
-            "returns three tensors",
-            whole,
-            expected="three tensors",
-            got=f"{type(got).__name__} of {[type(part).__name__ for part in got] if isinstance(got, tuple) else got}",
-            hint="padded, mask, labels: in this order",
-        )
-        return got
-
-    def hold(entry: int, batches: list) -> None:
-        for batch in batches:
-            case = f"lengths {[len(sequence) for sequence, _ in batch]}"
-            trial.equal(case, parts(_copy(batch))[entry], _pad(batch)[entry])
-
-    for batch in [*plain, *empty]:
-        parts(_copy(batch))
-    with trial.group("padded: data first, then zeros, as long as the longest of the batch", see=1):
-        hold(0, [*plain, transposed])
-    with trial.group("padded: the dtype of the sequences", hint="which dtype do your zeros have?"):
-        hold(0, [_sequences([3, 2], dtype=dtype) for dtype in (torch.float64, torch.bfloat16)])
-    with trial.group("the mask is True where there is data", see=2):
-        hold(1, [*plain, transposed])
-    with trial.group("mask and padding don't depend on the values", hint="zero, -1, NaN and infinity are data", see=2):
-        for entry in (1, 0):
-            hold(entry, values)
-    with trial.group("sequences of no rows", hint="what do your lines do if L is 0?"):
-        hold(0, empty)
-        hold(1, empty)
-    with trial.group("the labels", hint="which dtype is asked for, and which order?"):
-        hold(2, plain)
-    with trial.group("neither the batch nor an earlier result is changed", hint="which of your lines work in place?"):
-        for batch in plain:
-            given = _copy(batch)
-            before = list(given)
-            first = parts(given)
-            same = len(given) == len(before) and all(one is other for one, other in zip(given, before, strict=True))
-            trial.that("the list", same, expected="the same pairs in the same order", got="another list")
-            for (now, _), (then, _) in zip(given, batch, strict=True):
-                trial.equal("a sequence of the batch", now, then)
-            kept = [part.clone() for part in first]
-            parts([(sequence + 1, label) for sequence, label in batch])
-            for part, old in zip(first, kept, strict=True):
-                trial.equal("the first batch after a second call", part, old)
-    with trial.group("an empty batch raises ValueError", hint="look at the batch before anything else"):
-        what = 'ValueError with "empty" in its message'
-        try:
-            got = f"{type(answer([])).__name__}, no error"
-        except ValueError as error:
-            got = "" if "empty" in str(error) else f"ValueError: {error}"
-        except Exception as error:
-            got = f"{type(error).__name__}: {error}"
-        trial.that("answer([])", not got, expected=what, got=got)
+    plain = [_pairs(lengths) for lengths in ([3, 1, 2], [5], [2, 40, 40, 1, 4], [4, 4])]
+    odd = [_pairs([5, 3, 2], value=value) for value in (0.0, -1.0, float("nan"))]
+    double = [_pairs([2, 2], dtype=torch.float64)]
+    table = (  # what, which of the three, for which batches, what to ask yourself, which hint
+        ("padded: data first, then zeros up to the longest of the batch", 0, plain, "compare with the example", 1),
+        ("padded: the dtype of the sequences", 0, double, "which dtype do your zeros have?", 1),
+        ("mask: True where there is data", 1, plain, "how many True should each row have?", 2),
+        ("mask: any value may be data", 1, odd, "do you look at lengths or at values?", 2),
+        ("labels: an int64 tensor in the order of the batch", 2, plain, "what does cross_entropy expect?", None),
+    )
+    got = answer(_pairs([3, 1, 2]))
+    three = isinstance(got, tuple | list) and len(got) == 3
+    hint = "which three does the task name, in which order?"
+    trial.needs("three results", three, expected="padded, mask and labels", got=type(got).__name__, hint=hint)
+    for item, part, batches, hint, see in table:
+        with trial.group(item, hint=hint, see=see):
+            for batch in batches:
+                lengths = [len(sequence) for sequence, _ in batch]
+                trial.equal(f"lengths {lengths}", answer(list(batch))[part], _pad(batch)[part])
 
 
 # ---------------------------------------------------------------- 15-02.2
 
 
+@dataclass(eq=False)
 class _Buckets(Sampler[list[int]]):
-    """Stand-in."""
+    """The stand-in, which makes all batches anew whatever it is asked."""
 
-    def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        self.lengths, self.batch_size, self.boundaries = lengths, batch_size, boundaries
-        self.drop_last, self.seed, self.epoch = drop_last, seed, 0
+    lengths: list[int]
+    batch_size: int
+    boundaries: list[int]
+    drop_last: bool = False
+    seed: int = 0
+    epoch: int = 0
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __len__(self):
-        return len(list(iter(self)))
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[int]]:
         dice = random.Random(f"{self.seed} {self.epoch}")
-        buckets: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            buckets.setdefault(sum(length > boundary for boundary in self.boundaries), []).append(index)
+        order = dice.sample(range(len(self.lengths)), len(self.lengths))
         batches = []
-        for bucket in buckets.values():
-            dice.shuffle(bucket)
-            batches += [bucket[start : start + self.batch_size] for start in range(0, len(bucket), self.batch_size)]
+        for number in range(len(self.boundaries) + 1):
+            bucket = [index for index in order if bisect_left(self.boundaries, self.lengths[index]) == number]
+            batches += BatchSampler(bucket, self.batch_size, self.drop_last)
         dice.shuffle(batches)
-        return iter([batch for batch in batches if len(batch) == self.batch_size or not self.drop_last])
+        yield from batches
 
 
-def _bucket_of(length: int, boundaries: Sequence[int]) -> int:
-    return sum(length > boundary for boundary in boundaries)
+def _epoch(sampler: Any, number: int | None = None) -> list[list[int]]:
+    """An epoch's batches; all are there before the first is looked at."""
+    if number is not None:
+        sampler.set_epoch(number)
+    return [[int(index) for index in batch] for batch in list(sampler)]
+
+
+def _numbers_after(work: Callable[[], Any]) -> list[float]:
+    """What the global generators of Python, NumPy and PyTorch draw if they are seeded before `work`."""
+    seed_everything(3)
+    work()
+    return [random.random(), float(np.random.random()), torch.rand(()).item()]
 
 
 @exercise(
     "15-02.2",
     "Bucketing batch sampler",
     points=20,
-    demands=13,
+    demands=9,
     stand_in=lambda: _Buckets,
-    stand_in_name="a finished bucketing sampler",
+    stand_in_name="a bucket sampler",
 )
 def bucket(trial: Trial, answer: Any) -> None:
-    """`answer(lengths, batch_size, boundaries, drop_last, seed)` gives batches of one bucket each."""
-    dice = random.Random(2)
-    cases = [  # lengths, batch size, boundaries
-        ([dice.choice([5, 7, 8, 12, 13, 20, 21, dice.randint(1, 30)]) for _ in range(157)], 8, [7, 12, 20]),
-        ([dice.randint(1, 9) for _ in range(40)], 10, []),
-        ([3] * 7 + [50] * 5 + [20], 3, [10, 30, 40]),
-        ([4], 5, [2]),
-        ([dice.randint(1, 100) for _ in range(64)], 1, [50]),
-        ([6] * 16 + [9] * 15 + [12] * 17, 8, [7, 10]),
-    ]
-
-    def epoch(sampler: Any) -> list[list[int]]:
-        return [list(batch) for batch in list(sampler)]  # all are there before the first is looked at
-
-    def made(number: int, **options: Any) -> Any:
-        lengths, size, boundaries = cases[number]
-        return answer(list(lengths), size, list(boundaries), **options)
-
-    with trial.group("each batch is a list of ints", hint="what is the type of a batch, and of what is in it?"):
-        for number in range(len(cases)):
-            for batch in made(number):
-                fine = isinstance(batch, list) and all(map(_is_int, batch))
-                trial.that(f"case {number}", fine, expected="a list of ints", got=repr(batch)[:80])
-    with trial.group("each batch is of one bucket", hint="where does a length go that equals a boundary?", see=1):
-        for number, (lengths, _, boundaries) in enumerate(cases):
-            for batch in epoch(made(number)):
-                found = [lengths[i] for i in batch]
-                alike = len({_bucket_of(length, boundaries) for length in found}) == 1
-                trial.that(f"boundaries {boundaries}", alike, expected="lengths of one bucket", got=_short(found))
-    with trial.group(
-        "each index comes exactly once",
-        hint="count the indices of list(sampler): which is lacking, or twice? Is each batch a list of its own?",
-    ):
-        for number, (lengths, *_) in enumerate(cases):
-            got, want = Counter(itertools.chain.from_iterable(epoch(made(number)))), Counter(range(len(lengths)))
-            found = f"lacking: {sorted(want - got)[:9]}; too many: {sorted(got - want)[:9]}"
-            trial.that(f"{len(lengths)} indices", got == want, expected="each once", got=found)
-    with trial.group("only a bucket's last batch is shorter", hint="how large is each batch of one bucket?"):
-        for number, (lengths, size, boundaries) in list(enumerate(cases))[1:]:
-            sizes: dict[int, list[int]] = {}
-            for batch in epoch(made(number)):
-                sizes.setdefault(_bucket_of(lengths[batch[0]], boundaries), []).append(len(batch))
-            for found in sizes.values():
-                full, rest = divmod(sum(found), size)
-                trial.equal(f"batch_size {size}", sorted(found), sorted([size] * full + [rest] * bool(rest)))
-    with trial.group("drop_last leaves out the shorter batches, and nothing else", hint="each bucket has a rest"):
-        for number, (lengths, size, boundaries) in list(enumerate(cases))[1:]:
-            batches = epoch(made(number, drop_last=True))
-            held = Counter(_bucket_of(length, boundaries) for length in lengths)
-            trial.equal("sizes", [len(batch) for batch in batches], [size] * sum(n // size for n in held.values()))
-            kept = list(itertools.chain.from_iterable(batches))
-            trial.equal("different indices", len(set(kept)), len(kept))
-    with trial.group(
-        "a bucket's indices are shuffled before they are cut", hint="are the same indices together in each epoch?"
-    ):
-        sampler = answer([5] * 64, 8, [10])
-        together = [{frozenset(batch) for batch in epoch(sampler)}]
-        sampler.set_epoch(1)
-        together += [{frozenset(batch) for batch in epoch(sampler)}]
-        in_order = {frozenset(range(start, start + 8)) for start in range(0, 64, 8)}
-        for one, other in ((together[0], in_order), (together[0], together[1])):
-            trial.that(
-                "one bucket", len(one & other) < 4, expected="other batches", got=f"{len(one & other)} of 8 alike"
-            )
-        spread = [max(batch) - min(batch) for batch in epoch(answer([5] * 640, 8, [10]))]
-        mean = sum(spread) / len(spread)
-        trial.that("640 indices", mean > 350, expected="a batch spans about 500 of them", got=f"{mean:.0f}")
+    """`answer(lengths, batch_size, boundaries, drop_last, seed)` yields batches of one bucket each."""
+    mixed = random.choices([5, 7, 8, 12, 13, 20, 21], k=157), 8, [7, 12, 20]
+    apart = [3] * 7 + [20] * 6 + [50] * 5, 3, [10, 30]  # no length is a boundary
+    for lengths, size, boundaries in (([5, 20, 12, 7, 13], 2, [12]), mixed, apart):
         for drop_last in (False, True):
-            sampler, apart = answer([5] * 20, 8, [10], drop_last), set()
-            for number in range(6):
-                sampler.set_epoch(number)
-                batches = epoch(sampler)
-                missing = set(range(20)).difference(*batches)
-                apart.add(frozenset(missing if drop_last else min(batches, key=len, default=[])))
-            what = "left out" if drop_last else "in the shortest batch"
-            case = f"20 indices in batches of 8, drop_last={drop_last}, six epochs"
-            trial.that(case, len(apart) > 1, expected=f"others are {what}", got=f"always {sorted(min(apart, key=len))}")
-    with trial.group(
-        "the batches of all buckets are shuffled together", hint="from which buckets do they come, in turn?"
-    ):
-        sampler, patterns = answer([1 + i % 4 for i in range(160)], 4, [1, 2, 3]), []
-        for number in range(2):
-            sampler.set_epoch(number)
-            patterns.append([batch[0] % 4 for batch in epoch(sampler)])
-        changes = sum(a != b for a, b in itertools.pairwise(patterns[0]))
-        trial.that("order", changes > 15, expected="buckets in mixed order", got=_short(patterns[0], 12))
-        trial.that(
-            "epochs", patterns[0] != patterns[1], expected="another order in epoch 1", got=_short(patterns[1], 12)
-        )
-        sampler, halves = answer([1 + i % 4 for i in range(160)], 7, [1, 2, 3]), set()
-        for number in range(6):
-            sampler.set_epoch(number)
-            batches = epoch(sampler)
-            halves |= {2 * place // len(batches) for place, batch in enumerate(batches) if len(batch) < 7}
-        trial.that(
-            "where the short batches are, in six epochs",
-            halves == {0, 1},
-            expected="in both halves of an epoch",
-            got=f"only in the {'second' if 1 in halves else 'first'} half",
-        )
-    with trial.group(
-        "the same epoch gives the same batches", hint="make the random numbers anew in each `iter`", see=2
-    ):
-        for number in (0, 5):
-            sampler = made(number, seed=4)
-            first = epoch(sampler)
-            trial.equal("gone over twice", epoch(sampler), first)
-            both = [(list(one), list(other)) for one, other in zip(sampler, sampler, strict=False)]
-            trial.equal("gone over twice at once", both, [(batch, batch) for batch in first])
-            trial.equal("another sampler of the same seed", epoch(made(number, seed=4)), first)
-            sampler.set_epoch(3)
-            third = epoch(sampler)
-            sampler.set_epoch(0)
-            trial.equal("back in epoch 0", epoch(sampler), first)
-            sampler = made(number, seed=4)
-            sampler.set_epoch(3)
-            trial.equal("epoch 3 at once", epoch(sampler), third)
-    with trial.group("another epoch, or another seed, gives others", hint="what is your generator seeded with?", see=2):
-        seen: dict[str, tuple[int, int]] = {}
-        for seed in (0, 1, 2, 3, 11, 12):
-            sampler = made(0, seed=seed)
-            for number in (*range(13), 100, 101, 1000, 10_000):
-                sampler.set_epoch(number)
-                other = seen.setdefault(str(epoch(sampler)), (seed, number))
-                what = f"the batches of seed {other[0]}, epoch {other[1]}"
-                trial.that(
-                    f"seed {seed}, epoch {number}", other == (seed, number), expected="its own batches", got=what
-                )
-    with trial.group("the global random state is neither used nor changed", see=2):
-        results = []
-        for seed in (1, 2):
-            _seed_globally(seed)
-            before = _global_state()
-            results.append(epoch(made(0)))
-            trial.that("state", before == _global_state(), expected="the state as it was", got="another state")
-        trial.that("use", results[0] == results[1], expected="the same batches", got="others after another manual_seed")
-    with trial.group("the arguments stay as they were", hint="which of your lines work in place?"):
-        for lengths, size, boundaries in cases:
-            given = list(lengths), list(boundaries)
-            epoch(answer(given[0], size, given[1]))
-            trial.equal("lengths", given[0], lengths)
-            trial.equal("boundaries", given[1], boundaries)
-    with trial.group("len() is the number of batches", see=3):
-        for number in range(len(cases)):
-            for drop_last in (False, True):
-                sampler = made(number, drop_last=drop_last)
-                trial.equal(f"case {number}, drop_last={drop_last}", len(sampler), len(epoch(sampler)))
-    with trial.group("ValueError for arguments that can't be used", hint="look at the arguments in `__init__`"):
-        _raises(trial, "no lengths", lambda: answer([], 4, [3]), "")
-        for size in (0, -2, 2.5, 2.0):
-            _raises(trial, f"batch_size {size}", lambda size=size: answer([1, 2], size, [3]), "")
-        for wrong in ([3, 2], [1, 4, 4], [5, 5]):
-            _raises(trial, f"boundaries {wrong}", lambda wrong=wrong: answer([1, 2], 1, wrong), "")
+            case = f"batch_size={size}, boundaries={boundaries}, drop_last={drop_last}"
+            sampler = answer(lengths, size, boundaries, drop_last)
+            batches = _epoch(sampler)
+            with trial.group("a batch comes from one bucket", hint="which bucket gets a length of 12?", see=1):
+                for batch in batches:
+                    found = [lengths[index] for index in batch]
+                    numbers = {bisect_left(boundaries, length) for length in found}
+                    trial.that(case, len(numbers) == 1, expected="lengths of one bucket", got=found)
+            with trial.group("no index comes twice", hint="is each batch a new list?"):
+                often = Counter(itertools.chain.from_iterable(batches))
+                trial.equal(case, [index for index, times in often.items() if times > 1], [])
+            with trial.group("len() is the number of batches", hint="does each bucket have a short batch?", see=3):
+                trial.equal(case, len(sampler), len(batches))
+
+    lengths, size, boundaries = apart
+    with trial.group("full batches, and at most one short one per bucket", hint="what is left in each bucket?"):
+        for drop_last, sizes in (
+            (False, {3: [3, 3, 1], 20: [3, 3], 50: [3, 2]}),
+            (True, {3: [3, 3], 20: [3, 3], 50: [3]}),
+        ):
+            batches = _epoch(answer(lengths, size, boundaries, drop_last))
+            for length, want in sizes.items():
+                found = [len(batch) for batch in batches if lengths[batch[0]] == length]
+                case = f"batches of 3 out of {lengths.count(length)} indices, drop_last={drop_last}"
+                trial.equal(case, sorted(found, reverse=True), want)
+    with trial.group("another epoch or seed gives other batches", hint="what is your generator seeded with?", see=2):
+        sampler = answer(*mixed)
+        epochs = {str(_epoch(sampler, number)) for number in range(12)}
+        trial.equal("different ones among epochs 0 to 11", len(epochs), 12)
+        seeds = {str(_epoch(answer(*mixed, seed=seed))) for seed in range(10)}
+        trial.equal("different ones among seeds 0 to 9", len(seeds), 10)
+    with trial.group("the same epoch gives the same batches", hint="when is your generator made?", see=2):
+        sampler = answer(*mixed)
+        first = _epoch(sampler)
+        trial.equal("`iter` called again", _epoch(sampler), first)
+        later = _epoch(sampler, 3)
+        trial.equal("back in epoch 0", _epoch(sampler, 0), first)
+        trial.equal("another object, epoch 3", _epoch(answer(*mixed), 3), later)
+    with trial.group("a bucket's indices are shuffled, then cut", hint="which indices share a batch, in which epoch?"):
+        sampler = answer([5] * 64, 8, [10])
+        first, second = ({frozenset(batch) for batch in _epoch(sampler, number)} for number in (0, 1))
+        same = len(first & second)
+        trial.that("64 equal lengths", same < 4, expected="other batches in epoch 1", got=f"{same} of 8 are the same")
+    with trial.group("the batches of all buckets are shuffled together", hint="what do you shuffle at the end?"):
+        order = [batch[0] % 4 for batch in _epoch(answer([1, 2, 3, 4] * 40, 4, [1, 2, 3]))]
+        changes = sum(one != other for one, other in itertools.pairwise(order))
+        trial.that("in turn", changes > 15, expected="a mixed order", got=f"batches of bucket {order[:20]} ...")
+    with trial.group("the global generators are left alone", hint="which lines draw from them, or seed them?", see=2):
+        got = _numbers_after(lambda: _epoch(answer(*mixed)))
+        trial.equal("what random, numpy and torch draw next", got, _numbers_after(lambda: None))
 
 
 # ---------------------------------------------------------------- 15-02.3
