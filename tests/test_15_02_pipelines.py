@@ -162,7 +162,7 @@ def test_the_p_value_is_that_of_published_tables(lesson, freedom, critical):
     counts[0] += round(shift)
     counts[1] -= round(shift)
     draws = torch.repeat_interleave(torch.arange(kinds), counts).tolist()
-    x, p = lesson.chi_square(draws, torch.ones(kinds, dtype=torch.float64))
+    x, p = lesson.p_value(draws, torch.ones(kinds, dtype=torch.float64))
     assert x == pytest.approx(critical, rel=0.01)
     assert p == pytest.approx(0.001, rel=0.08)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from check_protocol import CheckProtocol, idle
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from course.answers import answers, definitions
 from course.exercise_form import student_source
@@ -204,62 +204,17 @@ WRONG_BUCKET = {
 # ---------------------------------------------------------------- weights
 
 
-class Weighted:
-    """A right answer in plain Python and NumPy; subclasses break it."""
+class ByKeys:
+    """A right answer: bisection with replacement, Efraimidis and Spirakis' keys without. Subclasses break it."""
 
-    def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
-        self.check_weights(weights)
+    def __init__(self, weights, num_samples, replacement=True, generator=None):
         self.weights = torch.as_tensor(weights).double()
-        self.count = len(self.weights) if num_samples is None else num_samples
-        self.replacement, self.generator = replacement, generator
-        self.check_size(size)
-        self.check_count(self.count)
-        self.check_enough()
-
-    def check_weights(self, weights):
-        found = torch.as_tensor(weights).double()
-        if found.dim() != 1 or len(found) == 0:
-            raise ValueError("dimensions")
-        if not bool(found.isfinite().all()) or float(found.min()) < 0 or float(found.sum()) == 0:
-            raise ValueError("values")
-
-    def check_size(self, size):
-        if size is not None and len(self.weights) != size:
-            raise ValueError("size")
-
-    def check_count(self, count):
-        if type(count) is not int or count <= 0:
-            raise ValueError("num_samples")
-
-    def check_enough(self):
-        if not self.replacement and self.count > int((self.weights > 0).sum()):
-            raise ValueError("too many")
+        self.count = num_samples
+        self.replacement = replacement
+        self.generator = generator
 
     def uniform(self, count):
         return torch.rand(count, dtype=torch.float64, generator=self.generator)
-
-    def with_replacement(self):
-        ends = np.cumsum(self.weights.numpy())
-        return [bisect.bisect_right(ends, float(u) * ends[-1]) for u in self.uniform(self.count)]
-
-    def without(self):
-        """One after the other, by the definition."""
-        left, found = self.weights.clone(), []
-        for u in self.uniform(self.count).tolist():
-            ends = left.cumsum(0)
-            found.append(int(torch.searchsorted(ends, u * ends[-1], right=True)))
-            left[found[-1]] = 0
-        return found
-
-    def __len__(self):
-        return self.count
-
-    def __iter__(self):
-        return iter(self.with_replacement() if self.replacement else self.without())
-
-
-class ByKeys(Weighted):
-    """Bisection with replacement; Efraimidis and Spirakis' keys without."""
 
     def with_replacement(self):
         ends = self.weights.cumsum(0)
@@ -270,118 +225,25 @@ class ByKeys(Weighted):
         keys[self.weights == 0] = -math.inf
         return keys.argsort(descending=True)[: self.count].tolist()
 
+    def __len__(self):
+        return self.count
 
-def weighted(base=ByKeys, **methods):
-    return type("Wrong", (base,), methods)
-
-
-def of_changed_weights(change, both=True):
-    """Draws after the weights were changed."""
-
-    class Changed(ByKeys):
-        def with_replacement(self):
-            return self.drawn(super().with_replacement)
-
-        def without(self):
-            return self.drawn(super().without) if both else super().without()
-
-        def drawn(self, draw):
-            before, self.weights = self.weights, change(self.weights)
-            try:
-                return draw()
-            finally:
-                self.weights = before
-
-    return Changed
+    def __iter__(self):
+        return iter(self.with_replacement() if self.replacement else self.without())
 
 
-class OwnDtype(ByKeys):
-    """Adds up in half precision if the weights come in it."""
-
-    def __init__(self, weights, *arguments, **options):
-        super().__init__(weights, *arguments, **options)
-        given = torch.as_tensor(weights)
-        given = given if given.dtype in (torch.float16, torch.bfloat16) else given.double()
-        self.ends = given.cumsum(0).double()
-
-    def with_replacement(self):
-        darts = self.uniform(self.count) * self.ends[-1]
-        return torch.searchsorted(self.ends, darts, right=True).clamp(max=len(self.ends) - 1).tolist()
-
-
-def evenly(self):
-    """Darts at equal distances, in random order."""
-    ends = self.weights.cumsum(0)
-    darts = (torch.arange(self.count, dtype=torch.float64) + self.uniform(1)) / self.count * ends[-1]
-    found = torch.searchsorted(ends, darts, right=True).clamp(max=len(ends) - 1)
-    return found[torch.randperm(self.count, generator=self.generator)].tolist()
-
-
-def in_pieces(self):
-    """Twenty at a time."""
-    keys, found = ByKeys.without, []
-    count = self.count
-    try:
-        while len(found) < count:
-            self.count = min(20, count - len(found))
-            found += keys(self)
-    finally:
-        self.count = count
-    return found
-
-
-class DrawnOnce(ByKeys):
-    def with_replacement(self):
-        if not hasattr(self, "drawn"):
-            self.drawn = ByKeys.with_replacement(self)
-        return self.drawn
-
-
-class OwnDefault(ByKeys):
-    def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
-        generator = generator or torch.Generator().manual_seed(0)
-        super().__init__(weights, num_samples, replacement, generator, size)
-
-
-def without_by_global_state(self):
-    keys = torch.rand(len(self.weights), dtype=torch.float64).log() / self.weights
-    return keys.masked_fill(self.weights == 0, -math.inf).topk(self.count).indices.tolist()
-
-
-def checks(one):
-    """Weights are looked at by `one` only."""
-
-    def look(self, weights):
-        found = torch.as_tensor(weights).double()
-        if one(found):
-            raise ValueError("weights")
-
-    return look
-
-
-def misses(case):
-    """All cases are looked at but one."""
-    found = {
-        "shape": lambda w: w.dim() != 1 or len(w) == 0,
-        "negative": lambda w: bool((w < 0).any()),
-        "nan": lambda w: bool(w.isnan().any()),
-        "inf": lambda w: bool(w.isinf().any()),
-        "zero": lambda w: bool((w == 0).all()) and len(w) > 0,
-    }
-    rest = [look for name, look in found.items() if name != case]
-    return checks(lambda w: any(look(w) for look in rest))
-
-
-class Alias(Weighted):
+class Alias(ByKeys):
     """Walker's alias method."""
 
     def with_replacement(self):
         share = (self.weights / self.weights.sum() * len(self.weights)).tolist()
-        other, small = list(range(len(share))), [i for i, x in enumerate(share) if x < 1]
+        other = list(range(len(share)))
+        small = [i for i, x in enumerate(share) if x < 1]
         large = [i for i, x in enumerate(share) if x >= 1]
         while small and large:
             i, j = small.pop(), large[-1]
-            other[i], share[j] = j, share[j] - (1 - share[i])
+            other[i] = j
+            share[j] -= 1 - share[i]
             if share[j] < 1:
                 small.append(large.pop())
         column = torch.randint(len(share), (self.count,), generator=self.generator)
@@ -389,12 +251,24 @@ class Alias(Weighted):
         return torch.where(own, column, torch.tensor(other)[column]).tolist()
 
 
-def by_multinomial(self):
-    return torch.multinomial(self.weights, self.count, self.replacement, generator=self.generator).tolist()
+def weighted(**methods):
+    return type("Wrong", (ByKeys,), methods)
+
+
+def of_changed_weights(change):
+    """Draws with replacement after the weights were changed."""
+
+    def draw(self):
+        before, self.weights = self.weights, change(self.weights)
+        found = ByKeys.with_replacement(self)
+        self.weights = before
+        return found
+
+    return weighted(with_replacement=draw)
 
 
 def walking(self):
-    if not 10_000 < len(self.weights) < 1_000_000:  # else it would take minutes where its item is left out
+    if not 10_000 < len(self.weights) < 1_000_000:  # else it would take minutes
         return ByKeys.with_replacement(self)
     found, weights = [], self.weights.tolist()
     for dart in (self.uniform(self.count) * self.weights.sum()).tolist():
@@ -418,35 +292,23 @@ def single_precision_darts(self):
     return torch.searchsorted(ends, darts, right=True).tolist()
 
 
-def the_left_side(self):
-    ends = self.weights.cumsum(0)
-    return torch.searchsorted(ends, self.uniform(self.count) * ends[-1]).tolist()
+def in_pieces(self):
+    """Twenty at a time."""
+    count, found = self.count, []
+    while len(found) < count:
+        self.count = min(20, count - len(found))
+        found += ByKeys.without(self)
+    self.count = count
+    return found
 
 
-def normalised_ends(self):
-    ends = (self.weights / self.weights.sum()).cumsum(0)
-    return torch.searchsorted(ends, self.uniform(self.count), right=True).clamp(max=len(ends) - 1).tolist()
-
-
-def second_half_follows(self):
-    half = self.uniform((self.count + 1) // 2)
-    darts = torch.cat([half, (half + 0.5) % 1])[: self.count] * self.weights.sum()
-    return torch.searchsorted(self.weights.cumsum(0), darts, right=True).clamp(max=len(self.weights) - 1).tolist()
-
-
-def first_three_only(self):
-    first = ByKeys.without(self)
-    rest = [i for i in first[3:] if self.weights[i] > 0]
-    return first[:3] + [rest[i] for i in torch.randperm(len(rest), generator=self.generator).tolist()]
-
-
-def redrawn(self, at_a_time=1):
+def redrawn(self):
     """Draws again what was drawn before: right in law, and endless beside a heavy weight."""
     ends, found = self.weights.cumsum(0), []
     while len(found) < self.count:
-        for index in torch.searchsorted(ends, self.uniform(at_a_time) * ends[-1], right=True).tolist():
-            if index not in found and len(found) < self.count:
-                found.append(index)
+        index = int(torch.searchsorted(ends, self.uniform(1) * ends[-1], right=True))
+        if index not in found:
+            found.append(index)
     return found
 
 
@@ -456,104 +318,47 @@ def powers(self):
     return keys.masked_fill(self.weights == 0, -1).topk(self.count).indices.tolist()
 
 
-class NormalisesInPlace(ByKeys):
-    def __init__(self, weights, *arguments, **options):
-        super().__init__(weights, *arguments, **options)
-        self.weights /= self.weights.sum()
+def unweighted(self):
+    positive = self.weights.nonzero().flatten()
+    return positive[torch.randperm(len(positive), generator=self.generator)][: self.count].tolist()
 
 
-class OneIterator(ByKeys):
-    def __iter__(self):
-        self.iterator = ByKeys.__iter__(self)
-        return self
-
-    def __next__(self):
-        return next(self.iterator)
+class DrawnOnce(ByKeys):
+    def with_replacement(self):
+        if not hasattr(self, "drawn"):
+            self.drawn = ByKeys.with_replacement(self)
+        return self.drawn
 
 
-PROPORTION = "with replacement: in proportion to the weights"
-OWN = "the draws are written by you"
-COSTS = "a draw costs less than a pass over the weights"
-LEFT = "without replacement: each draw in proportion to the weights that are left"
-BAD_WEIGHTS = "ValueError for weights that can't be used"
+class OwnDefault(ByKeys):
+    def __init__(self, weights, num_samples, replacement=True, generator=None):
+        super().__init__(weights, num_samples, replacement, generator or torch.Generator().manual_seed(0))
+
+
+def by_multinomial(self):
+    return torch.multinomial(self.weights, self.count, self.replacement, generator=self.generator).tolist()
+
+
+LEFT = "in proportion to the weights that are left"
 WRONG_WEIGHTED = {
-    "numpy's ints": (
-        weighted(__iter__=lambda self: iter(np.array(list(ByKeys.__iter__(self))))),
-        "ints, as many",
-    ),
-    "one draw more": (
-        weighted(with_replacement=lambda self: [*ByKeys.with_replacement(self), 0]),
-        "ints, as many",
-    ),
-    "squared weights": (of_changed_weights(lambda w: w**2, both=False), PROPORTION),
-    "weights are ignored": (of_changed_weights(torch.ones_like), PROPORTION),
-    "one index too far": (
-        weighted(with_replacement=lambda self: [(i + 1) % len(self.weights) for i in ByKeys.with_replacement(self)]),
-        PROPORTION,
-    ),
-    "added up in half precision": (OwnDtype, "any real dtype"),
+    "numpy's ints": (weighted(__iter__=lambda self: iter(np.array(list(ByKeys.__iter__(self))))), "num_samples ints"),
+    "len of the weights": (weighted(__len__=lambda self: len(self.weights)), r"len\(\)"),
+    "squared weights": (of_changed_weights(lambda w: w**2), "with replacement: in proportion"),
     "a little for those of weight 0": (
         of_changed_weights(lambda w: w.masked_fill(w == 0, float(w.mean()) / 50)),
         "weight 0 is never drawn",
     ),
-    "walks for each draw": (weighted(with_replacement=walking), COSTS),
-    "calls multinomial": (weighted(__iter__=lambda self: iter(by_multinomial(self))), "written by you"),
-    "sums in single precision": (weighted(with_replacement=single_precision_sums), "two million weights"),
-    "darts in single precision": (weighted(with_replacement=single_precision_darts), "two million weights"),
-    "a dart at 0 hits the first piece": (weighted(with_replacement=the_left_side), "weight 0 is never drawn"),
-    "the line ends before 1": (weighted(with_replacement=normalised_ends), "weight 0 is never drawn"),
-    "the second half follows from the first": (weighted(with_replacement=second_half_follows), "independent"),
-    "weighted up to the third": (weighted(without=first_three_only), LEFT),
-    "keys that underflow": (weighted(without=powers), LEFT),
-    "draws again": (weighted(without=redrawn), "drawn before drawn again"),
-    "draws again, many at a time": (weighted(without=lambda self: redrawn(self, 10_000)), "drawn before drawn again"),
-    "divides the caller's weights": (NormalisesInPlace, "the weights stay"),
-    "one iterator for all": (OneIterator, "draws anew"),
-    "sorted": (weighted(with_replacement=lambda self: sorted(ByKeys.with_replacement(self))), "independent"),
-    "at equal distances": (weighted(with_replacement=evenly), "two million weights|independent"),
+    "walks for each draw": (weighted(with_replacement=walking), "less than a pass"),
+    "sums in single precision": (weighted(with_replacement=single_precision_sums), "float64"),
+    "darts in single precision": (weighted(with_replacement=single_precision_darts), "float64"),
     "in pieces": (weighted(without=in_pieces), "no index comes twice"),
     "replacement is ignored": (weighted(without=ByKeys.with_replacement), "no index comes twice"),
-    "unweighted without replacement": (
-        weighted(
-            without=lambda self: [
-                int(self.weights.nonzero()[i])
-                for i in torch.randperm(int(self.weights.count_nonzero()), generator=self.generator)[: self.count]
-            ]
-        ),
-        LEFT,
-    ),
-    "weights times uniform numbers": (
-        weighted(
-            without=lambda self: (self.uniform(len(self.weights)) * self.weights).topk(self.count).indices.tolist()
-        ),
-        LEFT,
-    ),
-    "drawn once": (DrawnOnce, "draws anew"),
-    "global numbers without replacement": (
-        weighted(without=without_by_global_state),
-        "the same state of the generator",
-    ),
-    "a generator of its own": (OwnDefault, "without a generator"),
-    "len of the weights": (weighted(__len__=lambda self: len(self.weights)), "the number of draws"),
-    **{
-        f"doesn't look for {case}": (weighted(check_weights=misses(case)), message)
-        for case, message in {
-            "negative": "a negative weight",
-            "nan": "NaN",
-            "inf": "an infinite weight",
-            "zero": "weights all zero",
-            "shape": "two dimensions|no dimension|no weights",
-        }.items()
-    },
-    "any number of weights": (weighted(check_size=lambda *_: None), "that isn't size"),
-    "any num_samples": (weighted(check_count=lambda *_: None), "num_samples=0"),
-    "any number without replacement": (weighted(check_enough=lambda *_: None), "without replacement"),
-    "counts weights of 0, too": (
-        weighted(
-            check_enough=lambda self: self.replacement or self.count <= len(self.weights) or Weighted.check_enough(self)
-        ),
-        r"3 of \[0.0, 1.0, 2.0\]",
-    ),
+    "unweighted without replacement": (weighted(without=unweighted), LEFT),
+    "keys that underflow": (weighted(without=powers), LEFT),
+    "draws again": (weighted(without=redrawn), "until the rarest index"),
+    "drawn once": (DrawnOnce, "each iter draws anew"),
+    "a generator of its own": (OwnDefault, "or from the global one"),
+    "calls multinomial": (weighted(__iter__=lambda self: iter(by_multinomial(self))), "draws are your own"),
 }
 
 # ---------------------------------------------------------------- sharded stream
@@ -1200,7 +1005,7 @@ IDLE = idle("15-02", given=GIVEN)
 RIGHT = {
     "pad_collate": [pad_by_slices, pad_ones_too],
     "BucketBatchSampler": [Buckets, NumpyBuckets],
-    "WeightedSampler": [Weighted, ByKeys, Alias],
+    "WeightedSampler": [ByKeys, Alias],
     "ShardedStream": [Stream, NextByHand],
     "ResumableSampler": [Resumable, CountsBackwards],
 }
@@ -1222,27 +1027,14 @@ class TestChecks(CheckProtocol):
     def hold_stand_in(self, name, stand_in):
         """Right for arguments that can be used; the lesson gives no others."""
         result = self.CHECKS[name].run(stand_in)
-        others = [item.name for item in result.failures if item.name != OWN]
+        others = [item.name for item in result.failures]
         assert all(other.startswith("ValueError") for other in others), str(result)
-
-
-def test_the_weighted_check_accepts_torchs_own_but_for_its_missing_errors():
-    """And but for being PyTorch's."""
-
-    class Torch(WeightedRandomSampler):
-        def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
-            super().__init__(weights, len(weights) if num_samples is None else num_samples, replacement, generator)
-
-    result = check.weighted.run(Torch)
-    failures = {item.name for item in result.failures}
-    assert {OWN, BAD_WEIGHTS} <= failures, str(result)
-    assert all(name.startswith("ValueError") for name in failures - {OWN}), str(result)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_right_sampler_passes_with_other_seeds_too(seed, monkeypatch):
     """One in a million fails by chance: none of these."""
-    start = check._generator
-    monkeypatch.setattr(check, "_generator", lambda given: start(given + 1000 * (seed + 1)))
+    start = check.make_generator
+    monkeypatch.setattr(check, "make_generator", lambda given=0: start(given + 1000 * (seed + 1)))
     result = check.weighted.run(_full["WeightedSampler"])
     assert result.status == "passed", str(result)

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import BatchSampler, IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
-from shared.seeding import seed_everything
+from shared.seeding import make_generator, seed_everything
 
 ALPHA = 1e-6
 
@@ -236,26 +236,39 @@ def bucket(trial: Trial, answer: Any) -> None:
 # ---------------------------------------------------------------- 15-02.3
 
 
-class _Weighted(WeightedRandomSampler):
-    """Stand-in."""
+@dataclass(eq=False)
+class _Darts(Sampler[int]):
+    """The stand-in: with replacement by bisection, without by taking what was drawn off the line."""
 
-    def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
-        if size is not None and len(weights) != size:
-            raise ValueError(f"{len(weights)} weights for {size} items")
-        super().__init__(weights, len(weights) if num_samples is None else num_samples, replacement, generator)
+    weights: Any
+    num_samples: int
+    replacement: bool = True
+    generator: torch.Generator | None = None
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        weights = torch.as_tensor(self.weights, dtype=torch.float64)
+        darts = torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator)
+        if self.replacement:
+            ends = weights.cumsum(0)
+            yield from torch.searchsorted(ends, darts * ends[-1], right=True).tolist()
+            return
+        weights = weights.clone()
+        for dart in darts:
+            ends = weights.cumsum(0)
+            index = int(torch.searchsorted(ends, dart * ends[-1], right=True))
+            weights[index] = 0
+            yield index
 
 
 def _p_value(observed: Sequence[float], shares: Sequence[float]) -> float:
-    """Probability that right draws are off by as much, after Pearson; expected counts are 5 or more."""
-    count, whole = sum(observed), sum(shares)
-    expected = [count * share / whole for share in shares]
-    x = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    return _upper(len(shares) - 1, x)
-
-
-def _upper(freedom: int, x: float) -> float:
-    """Probability that chi-square with these degrees of freedom is above x: the regularised upper gamma function."""
-    half = [torch.tensor(value / 2, dtype=torch.float64) for value in (freedom, x)]
+    """How often right draws are off by as much, after Pearson; expected counts are 5 or more."""
+    count = sum(observed)
+    expected = [count * share / sum(shares) for share in shares]
+    chi_square = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    half = [torch.tensor(value / 2, dtype=torch.float64) for value in (len(shares) - 1, chi_square)]
     return float(torch.special.gammaincc(*half))
 
 
@@ -263,79 +276,34 @@ def _triples(weights: Sequence[float]) -> dict[tuple[int, ...], float]:
     """Probability of each ordered triple of draws without replacement, by its definition."""
     found = {}
     for triple in itertools.permutations([i for i, weight in enumerate(weights) if weight], 3):
-        left, found[triple] = sum(weights), 1.0
+        left = sum(weights)
+        found[triple] = 1.0
         for index in triple:
             found[triple] *= weights[index] / left
             left -= weights[index]
     return found
 
 
-@contextmanager
-def _darts_at(end: float) -> Iterator[None]:
-    """`torch.rand` gives 0 (end 0) or the largest number below 1 (end 1) only."""
-    real = torch.rand
-
-    def rand(*size: Any, **options: Any) -> Tensor:
-        numbers = real(*size, **options)
-        return numbers.fill_(end and 1 - torch.finfo(numbers.dtype).eps / 2)
-
-    torch.rand = rand
-    try:
-        yield
-    finally:
-        torch.rand = real
-
-
-@contextmanager
-def _watched(called: list[str]) -> Iterator[None]:
-    """Write down calls of PyTorch's ready-made weighted draws."""
-    places = ((torch, "multinomial"), (Tensor, "multinomial"), (WeightedRandomSampler, "__iter__"))
-    real = [getattr(owner, name) for owner, name in places]
-
-    def watched(function: Callable, name: str) -> Callable:
-        def call(*arguments: Any, **options: Any) -> Any:
-            called.append(name)
-            return function(*arguments, **options)
-
-        return call
-
-    for (owner, name), function in zip(places, real, strict=True):
-        setattr(owner, name, watched(function, f"{owner.__name__}.{name}"))
-    try:
-        yield
-    finally:
-        for (owner, name), function in zip(places, real, strict=True):
-            setattr(owner, name, function)
-
-
 class _BudgetSpentError(Exception):
     """More random numbers were drawn than were allowed."""
 
 
-class _Budget(TorchDispatchMode):
-    """Lets a block draw this many random numbers."""
+class _Watch(TorchDispatchMode):
+    """Lets a block draw this many random numbers, and notes which operators it calls."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
         self.left = numbers
+        self.called: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = func(*args, **(kwargs or {}))
+        self.called.add(func.overloadpacket.__name__)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.left -= drawn.numel()
         if self.left < 0:
             raise _BudgetSpentError
         return drawn
-
-
-def _draws_within(budget: int, sampler: Iterable[int]) -> bool:
-    """Whether an epoch of draws takes no more random numbers than the budget."""
-    try:
-        with _Budget(budget):
-            list(sampler)
-    except _BudgetSpentError:
-        return False
-    return True
 
 
 _MANY = 2_000_000
@@ -346,13 +314,10 @@ def _single_precision() -> dict[str, Tensor]:
     weight = torch.tensor(0.1).double()
     sums = (weight * torch.arange(_MANY + 1)).float()
     darts = (torch.arange(_MANY + 1, dtype=torch.float64) * (2**24 / _MANY)).ceil()
-    return {
-        "sums in float32": sums.diff() > weight,
-        "darts of torch.rand in float32": darts.diff() > 8,
-    }
+    return {"sums in float32": sums.diff() > weight, "darts in float32": darts.diff() > 8}
 
 
-def _best(function: Callable[[], Any], times: int = 3) -> float:
+def _fastest(function: Callable[[], Any], times: int) -> float:
     """Seconds of the fastest call."""
     found = []
     for _ in range(times):
@@ -362,195 +327,102 @@ def _best(function: Callable[[], Any], times: int = 3) -> float:
     return min(found)
 
 
-@exercise(
-    "15-02.3",
-    "Weighted sampler",
-    points=25,
-    demands=18,
-    stand_in=lambda: _Weighted,
-    stand_in_name="torch's WeightedRandomSampler",
-)
+@exercise("15-02.3", "Weighted sampler", points=25, demands=10, stand_in=lambda: _Darts, stand_in_name="a dart sampler")
 def weighted(trial: Trial, answer: Any) -> None:
-    """`answer(weights, num_samples, replacement, generator, size)` draws indices by weights."""
+    """`answer(weights, num_samples, replacement, generator)` draws indices by weights."""
     some = [0.5, 3.0, 1.0, 0.25, 7.0, 2.0]
 
-    def drawn(*arguments: Any, seed: int = 1, **options: Any) -> list[int]:
-        return list(answer(*arguments, generator=_generator(seed), **options))
+    def drawn(*arguments: Any, seed: int = 1) -> list[int]:
+        return list(answer(*arguments, generator=make_generator(seed)))
 
-    def fits(name: str, observed: Sequence[float], shares: Sequence[float], kinds: Sequence[Any] | None = None) -> None:
-        p, count = _p_value(observed, shares), sum(observed)
-        wanted = [count * share / sum(shares) for share in shares]
+    def fits(case: str, observed: Sequence[int], shares: Sequence[float], names: Sequence[Any]) -> None:
+        """Counts must be such as one right sampler in a million has."""
+        p = _p_value(observed, shares)
+        wanted = [sum(observed) * share / sum(shares) for share in shares]
         worst = max(range(len(shares)), key=lambda k: (observed[k] - wanted[k]) ** 2 / wanted[k])
-        kind = worst if kinds is None else kinds[worst]
         got = f"{observed[worst]:,} times, p = {p:.1g}"
-        trial.that(name, p > ALPHA, expected=f"{kind} about {wanted[worst]:,.0f} times of {count:,}", got=got)
+        trial.that(case, p > ALPHA, expected=f"{names[worst]} about {wanted[worst]:,.0f} times", got=got)
 
-    with trial.group("ints, as many as asked for", hint="what is the type of what you yield, and how many come?"):
-        for weights in (some, torch.tensor(some), tuple(some)):
-            for count, replacement in ((None, True), (1, True), (17, True), (None, False), (4, False)):
-                got = drawn(weights, count, replacement)
-                trial.equal("draws", len(got), count or 6)
-                trial.that("ints", all(map(_is_int, got)), expected="ints", got=_short([type(x).__name__ for x in got]))
-    with trial.group("with replacement: in proportion to the weights", see=1):
-        cases = (some, [1.0, 1.0], [2, 5, 1, 1], [1e-7, 2e-7, 5e-7], [9.0, 1.0, 1.0, 30.0])
-        for seed, weights in enumerate(cases):
-            got = Counter(drawn(weights, 20_000, seed=seed))
-            fits(f"weights {weights}", [got[i] for i in range(len(weights))], weights)
-    with trial.group("a draw costs less than a pass over the weights", hint="what is done anew for each draw?", see=1):
-        many = torch.rand(200_000, dtype=torch.float64, generator=_generator(4)) + 0.5
-        few, more = (answer(many, count, True, _generator(0)) for count in (5, 25))
-        each = once = 0.0
-        fine = False
-        for _ in range(4):  # a busy machine is given more chances
-            once = _best(lambda: many.cumsum(0))
-            short, long = _best(lambda: list(few), 2), _best(lambda: list(more), 1)
-            each = (long - short) / 20
-            fine = each < once / 2 or long < 3 * short  # or both are spent on the one pass
-            if fine or each > 20 * once:
-                break
-        trial.that(
-            "200,000 weights",
-            fine,
-            expected=f"a draw more costs far less than torch.cumsum of the weights, {1e6 * once:,.0f} µs",
-            got=f"{1e6 * each:,.0f} µs",
-        )
-    with trial.group("weights of any real dtype", hint="in which dtype do you add up?", see=1):
-        for dtype in (torch.int64, torch.float16, torch.bfloat16, torch.float32):
-            many = torch.ones(3000).to(dtype)
-            got = Counter(drawn(many, 30_000))
-            p = _p_value([got[i] for i in range(3000)], [1] * 3000)
-            most = f"{len(got):,} different indices, p = {p:.1g}"
-            trial.that(
-                f"30,000 draws, 3,000 equal weights, {dtype}", p > ALPHA, expected="each about ten times", got=most
-            )
-    with trial.group("two million weights", hint="which numbers can your sums and your darts be?", see=1):
-        draws = torch.tensor(drawn(torch.full((_MANY,), 0.1), 60_000))
-        for what, favoured in _single_precision().items():
-            held, whole = int(favoured[draws].sum()), int(favoured.sum())
-            name = f"equal weights; those whom {what} favour"
-            fits(name, [held, 60_000 - held], [whole, _MANY - whole], ["they", "the others"])
-    with trial.group("weight 0 is never drawn", hint="whose piece is empty?"):
+    with trial.group("num_samples ints, and len() says so", hint="what is the type of what you yield?"):
+        for count, replacement in ((6, True), (1, True), (17, True), (6, False), (4, False)):
+            got = drawn(some, count, replacement)
+            kinds = {type(index).__name__ for index in got}
+            trial.equal(f"{count} draws, replacement={replacement}", [len(got), kinds], [count, {"int"}])
+            trial.equal("len()", len(answer(some, count, replacement)), count)
+    with trial.group("with replacement: in proportion to the weights", hint="which piece does a dart hit?", see=1):
+        for seed, weights in enumerate((some, [1.0, 1.0], [2, 5, 1, 1], torch.tensor([1e-7, 2e-7, 5e-7]))):
+            counts = Counter(drawn(weights, 20_000, seed=seed))
+            shares = [float(weight) for weight in weights]
+            fits(f"weights {shares}", [counts[i] for i in range(len(shares))], shares, range(len(shares)))
+    with trial.group("an index of weight 0 is never drawn", hint="whose piece is empty?"):
         for weights in ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 2.0, 0.0], [0, 0, 3]):
             positive = {i for i, weight in enumerate(weights) if weight}
             trial.equal(f"weights {weights}", set(drawn(weights, 5000)), positive)
-            without = set(drawn(weights, len(positive), False)) | positive
-            trial.equal(f"weights {weights}, without replacement", without, positive)
-        for weights in ([0.0, *[0.1] * 10, 0.0], [0.0, 3.0, 0.0, 0.7, 0.0], [5.0, 0.0]):
-            for end in (0, 1):
-                with _darts_at(end):
-                    found = set(drawn(weights, 4))
-                positive = {i for i, weight in enumerate(weights) if weight}
-                outer = {max(positive) if end else min(positive)}
-                what = f"a dart {'just below the end' if end else 'at 0'}, weights {weights}"
-                trial.that(what, found <= positive, expected=str(outer), got=str(found))
-    with trial.group("with replacement: draws are independent", hint="does a draw depend on the one before it?"):
-        got = drawn([1.0, 2.0, 3.0], 20_000, seed=5)
-        alone = Counter(got)
-        for lag in (1, 2, 3, len(got) // 2):
-            pairs, x = Counter(zip(got, got[lag:], strict=False)), 0.0
-            for cell in itertools.product(alone, repeat=2):
-                share = alone[cell[0]] * alone[cell[1]] / len(got) ** 2 * (len(got) - lag)
-                x += (pairs[cell] - share) ** 2 / share
-            p = _upper((len(alone) - 1) ** 2, x)
-            what = f"draws k and k + {lag:,} of 20,000"
-            trial.that(what, p > ALPHA, expected="pairs as often as by chance", got=f"p = {p:.1g}")
-        x = 0.0
-        for seed in range(50):
-            counts = Counter(drawn(some, 200, seed=seed))
-            shares = [200 * weight / sum(some) for weight in some]
-            x += sum((counts[i] - share) ** 2 / share for i, share in enumerate(shares))
-        even = 1 - _upper(50 * 5, x)
-        trial.that("50 seeds", even > ALPHA, expected="counts that vary by chance", got=f"too even: p = {even:.1g}")
-    with trial.group("the draws are written by you", hint="the task names what not to call"):
-        for replacement in (True, False):
-            called: list[str] = []
-            with _watched(called):
-                drawn(some, 4, replacement)
-            trial.that(f"replacement={replacement}", not called, expected="no ready-made draws", got=", ".join(called))
-    with trial.group("without replacement no index comes twice", see=2):
+            trial.equal(f"weights {weights}, without", set(drawn(weights, len(positive), False)), positive)
+    with trial.group("a draw costs less than a pass over the weights", hint="what is done for each draw?", see=1):
+        weights = torch.rand(200_000, dtype=torch.float64) + 0.5
+        few, many = (answer(weights, count, True, make_generator()) for count in (5, 25))
+        for _ in range(4):  # a busy machine is given more chances
+            passing = _fastest(lambda: weights.cumsum(0), 3)
+            short, long = (_fastest(lambda draws=draws: list(draws), 2) for draws in (few, many))
+            each = (long - short) / 20
+            fine = each < passing / 2 or long < 3 * short  # or both are spent on the one pass
+            if fine or each > 20 * passing:
+                break
+        told = f"far less than the {1e6 * passing:,.0f} µs of a pass"
+        trial.that("one more draw", fine, expected=told, got=f"{1e6 * each:,.0f} µs")
+    with trial.group("sums and darts are float64", hint="which numbers can your sums and your darts be?", see=1):
+        draws = torch.tensor(drawn(torch.full((_MANY,), 0.1), 60_000))
+        for what, favoured in _single_precision().items():
+            held = int(favoured[draws].sum())
+            whole = int(favoured.sum())
+            case = f"two million equal weights; those whom {what} favour"
+            fits(case, [held, 60_000 - held], [whole, _MANY - whole], ["they", "the others"])
+    with trial.group("without replacement no index comes twice", hint="what do you remember of a draw?", see=2):
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
-            trial.equal(f"{count} draws", len(set(drawn(weights, count, False))), count)
-    with trial.group("without replacement: each draw in proportion to the weights that are left", see=2):
-        weights, budget = [1e9, 1.0, 3.0], 10_000
-        trial.that(
-            f"3 draws, weights {weights}",  # an answer that draws again would be at it for minutes below
-            _draws_within(budget, answer(weights, 3, False, _generator(6))),
-            expected=f"{budget:,} random numbers at most",
-            got="more",
-            hint="is what was drawn before drawn again? How long does that wait for the rarest index?",
-            see=2,
-        )
-        for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0]):
-            sampler, wanted = answer(weights, 3, False, _generator(8)), _triples(weights)
-            got = Counter(tuple(sampler) for _ in range(3000))
-            counts = [got[triple] for triple in wanted]
-            fits(f"the first three, weights {weights}", counts, list(wanted.values()), list(wanted))
-        for unit in (1.0, 1e-5, 1e5):  # the later of a few draws, and weights of any scale
-            weights = [unit * weight for weight in (4e3, 5e3, 1.0, 3e3, 3.0)]
-            sampler = answer(weights, 5, False, _generator(9))
-            found = [list(sampler) for _ in range(2000)]
-            first = sum(order.index(4) < order.index(2) for order in found)
-            name = f"which of the last two comes first, weights {weights}"
-            fits(name, [first, 2000 - first], [3, 1], ["index 4", "index 2"])
+            trial.equal(f"{count} draws of {len(weights)}", len(set(drawn(weights, count, False))), count)
+    hint = "how likely is an index to be the first, and the next?"
+    with trial.group("without replacement: in proportion to the weights that are left", hint=hint, see=2):
+        weights = [1e9, 1.0, 3.0]
+        try:
+            with _Watch(10_000):
+                drawn(weights, 3, False)
+        except _BudgetSpentError:
+            hint = "how long do you wait until the rarest index turns up?"
+            told = "10,000 random numbers at most"
+            trial.that(f"3 draws, weights {weights}", False, expected=told, got="more", hint=hint, see=2)
+        for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0], [1e-3, 2e-3, 1e-3, 6e-3]):
+            sampler = answer(weights, 3, False, make_generator(8))
+            wanted = _triples(weights)
+            counts = Counter(tuple(sampler) for _ in range(3000))
+            observed = [counts[triple] for triple in wanted]
+            fits(f"the first three, weights {weights}", observed, list(wanted.values()), list(wanted))
     with trial.group("each iter draws anew", hint="where do you draw: in `__init__` or in `__iter__`?"):
         for replacement in (True, False):
-            sampler = answer([1.0] * 40, 40, replacement, _generator(3))
-            trial.that(
-                f"replacement={replacement}", list(sampler) != list(sampler), expected="new draws", got="the same"
-            )
-            both = list(zip(sampler, sampler, strict=False))
-            trial.equal(f"gone over twice at once, replacement={replacement}", len(both), 40)
-    with trial.group("the same state of the generator, the same draws", hint="which calls of yours draw numbers?"):
+            sampler = answer([1.0] * 40, 40, replacement, make_generator(3))
+            same = list(sampler) == list(sampler)
+            trial.that(f"replacement={replacement}", not same, expected="new draws", got="the same")
+    hint = "which calls of yours draw numbers, and from which generator?"
+    with trial.group("all randomness comes from `generator`, or from the global one", hint=hint):
         for replacement in (True, False):
-            results = []
-            for seed in (1, 2):
-                _seed_globally(seed)
-                before = _global_state()
-                results.append(drawn(some, 6, replacement, seed=9))
-                trial.that("global state", before == _global_state(), expected="as it was", got="it was used")
-            trial.equal("two samplers", results[1], results[0])
-            found = {str(drawn([1.0] * 30, 30, replacement, seed=seed)) for seed in range(4)}
-            trial.equal("different draws of 4 seeds", len(found), 4)
-    with trial.group("without a generator: PyTorch's global one", hint="which generator does `torch.rand` use?"):
-        for replacement in (True, False):
-            results = []
+            case = f"replacement={replacement}"
+            ones = [1.0] * 30, 30, replacement
+            trial.equal(f"the same seed, {case}", drawn(*ones, seed=9), drawn(*ones, seed=9))
+            trial.equal(f"four seeds, {case}", len({str(drawn(*ones, seed=seed)) for seed in range(4)}), 4)
+            both = []
             for seed in (1, 1, 2):
                 torch.manual_seed(seed)
-                results.append(list(answer([1.0] * 30, 30, replacement)))
-            trial.equal("after manual_seed(1), twice", results[1], results[0])
-            trial.that("manual_seed(2)", results[2] != results[0], expected="other draws", got="the same draws")
-    with trial.group("the weights stay as they were", hint="which of your lines work in place?"):
+                both.append(list(answer(*ones)))
+            trial.equal(f"no generator, manual_seed(1) twice, {case}", both[1], both[0])
+            trial.that(
+                f"no generator, {case}", both[2] != both[0], expected="other draws after manual_seed(2)", got="the same"
+            )
+    with trial.group("the draws are your own", hint="the task names what not to call"):
         for replacement in (True, False):
-            for given in (torch.tensor(some, dtype=torch.float64), torch.tensor(some), list(some)):
-                drawn(given, 3, replacement)
-                trial.equal("weights", [float(weight) for weight in given], some)
-    with trial.group("len() is the number of draws", hint="what of None?"):
-        for count in (None, 3, 60):
-            trial.equal(f"num_samples={count}", len(answer(some, count)), count or 6)
-    unusable = {
-        "two dimensions": torch.ones(2, 3),
-        "no dimension": torch.tensor(3.0),
-        "no weights": [],
-        "a negative weight": [1.0, -0.5, 2.0],
-        "NaN": [1.0, float("nan")],
-        "an infinite weight": [float("inf"), 1.0],
-        "weights all zero": [0.0, 0.0],
-    }
-    with trial.group("ValueError for weights that can't be used", hint="look at the weights in `__init__`"):
-        for what, weights in unusable.items():
-            _raises(trial, what, lambda weights=weights: answer(weights, 2), "")
-    with trial.group("ValueError for a number of weights that isn't size", hint="compare the two in `__init__`"):
-        for size in (5, 7, 0):
-            _raises(trial, f"6 weights, size={size}", lambda size=size: answer(some, 2, size=size), "")
-        trial.equal("6 weights, size=6", len(drawn(some, 2, size=6)), 2)
-    with trial.group("ValueError for a num_samples that can't be drawn", hint="look at it in `__init__`"):
-        for count in (0, -1, 2.0):
-            _raises(trial, f"num_samples={count}", lambda count=count: answer(some, count), "")
-        zeros = [0.0, 1.0, 2.0]
-        for weights, count in ((some, 7), (zeros, 3), (zeros, None)):
-            what = f"{count} of {weights} without replacement"
-            _raises(trial, what, lambda weights=weights, count=count: answer(weights, count, False), "")
-        trial.equal("7 of 6 with replacement", len(drawn(some, 7)), 7)
+            with _Watch(10_000) as watch:
+                drawn(some, 4, replacement)
+            ready_made = "multinomial" in watch.called
+            trial.that(f"replacement={replacement}", not ready_made, expected="no multinomial", got="torch.multinomial")
 
 
 # ---------------------------------------------------------------- 15-02.4
