@@ -4,7 +4,6 @@ import bisect
 import itertools
 import math
 import random
-from numbers import Integral
 
 import numpy as np
 import pytest
@@ -368,33 +367,30 @@ class Stream(IterableDataset):
     """A right answer in small pieces; subclasses break it."""
 
     def __init__(self, shards, read, seed=0):
-        self.check(shards)
-        self.shards, self.read, self.seed, self.epoch = shards, read, seed, 0
-
-    def check(self, shards):
-        if len(shards) < 1:
-            raise ValueError("no shards")
+        self.shards = shards
+        self.read = read
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def order(self):
-        dice = torch.Generator()
-        dice.manual_seed(self.seed + self.epoch)
-        return [int(i) for i in torch.randperm(len(self.shards), generator=dice)]
+        dice = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(len(self.shards), generator=dice).tolist()
 
     def part(self, order, number, count):
         return [place for i, place in enumerate(order) if i % count == number]
-
-    def mine(self):
-        info = get_worker_info()
-        return self.order() if info is None else self.part(self.order(), info.id, info.num_workers)
 
     def samples(self, shard):
         yield from self.read(shard)
 
     def failed(self, shard, error):
         raise RuntimeError(f"{shard}: {error}") from error
+
+    def mine(self):
+        info = get_worker_info()
+        return self.order() if info is None else self.part(self.order(), info.id, info.num_workers)
 
     def __iter__(self):
         for place in self.mine():
@@ -404,36 +400,16 @@ class Stream(IterableDataset):
                 self.failed(self.shards[place], error)
 
 
-class NextByHand(IterableDataset):
+class NextByHand(Stream):
     """With `next`, and contiguous parts of the order."""
 
-    def __init__(self, shards, read, seed=0):
-        if not shards:
-            raise ValueError("no shards")
-        self.state = shards, read, seed
-        self.epoch = 0
+    def part(self, order, number, count):
+        return torch.tensor(order).tensor_split(count)[number].tolist()
 
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        shards, read, seed = self.state
-        order = torch.randperm(len(shards), generator=torch.Generator().manual_seed(seed + self.epoch))
-        info = get_worker_info()
-        number, count = (info.id, info.num_workers) if info else (0, 1)
-        for place in order.tensor_split(count)[number].tolist():
-            yield from self.one(shards[place], read)
-
-    def one(self, shard, read):
-        samples, end = None, object()
-        while True:
-            try:
-                samples = iter(read(shard)) if samples is None else samples
-                sample = next(samples, end)
-            except Exception as error:
-                raise RuntimeError("could not read " + str(shard)) from error
-            if sample is end:
-                return
+    def samples(self, shard):
+        samples = iter(self.read(shard))
+        end = object()
+        while (sample := next(samples, end)) is not end:
             yield sample
 
 
@@ -441,22 +417,22 @@ def stream(**methods):
     return type("Wrong", (Stream,), methods)
 
 
-class NoIterableDataset:
-    __init__, check, set_epoch, order = Stream.__init__, Stream.check, Stream.set_epoch, Stream.order
-    part, mine, samples, failed, __iter__ = Stream.part, Stream.mine, Stream.samples, Stream.failed, Stream.__iter__
+def in_this_worker(things):
+    """Every n-th thing."""
+    info = get_worker_info()
+    return itertools.islice(things, info.id, None, info.num_workers) if info else things
 
 
 def every_nth_sample(self):
-    info = get_worker_info()
-    number, count = (info.id, info.num_workers) if info else (0, 1)
     self.mine = self.order
-    yield from itertools.islice(Stream.__iter__(self), number, None, count)
+    yield from in_this_worker(Stream.__iter__(self))
 
 
-def sharded_twice(self, shard):
-    info = get_worker_info()
-    number, count = (info.id, info.num_workers) if info else (0, 1)
-    yield from itertools.islice(self.read(shard), number, None, count)
+def neighbours_swapped(self, shard):
+    samples = iter(self.read(shard))
+    for sample in samples:
+        yield from itertools.islice(samples, 1)
+        yield sample
 
 
 def seeded_by_the_worker(self):
@@ -470,23 +446,23 @@ def parts_rounded_up(self, order, number, count):
     return order[number * each : (number + 1) * each]
 
 
-def all_at_once(self):
-    def of(shard):
+def all_read_at_the_first_sample(self):
+    readers = [(self.shards[place], self.read(self.shards[place])) for place in self.mine()]
+    for shard, reader in readers:
         try:
-            return list(self.read(shard))
+            yield from reader
         except Exception as error:
-            raise RuntimeError(f"{shard}: {error}") from error
-
-    return iter([s for part in [of(self.shards[place]) for place in self.mine()] for s in part])
+            self.failed(shard, error)
 
 
-def one_by_one_without_the_last(self, shard):
-    samples = list(self.read(shard))
-    yield from samples[: max(1, len(samples) - 1)] if len(samples) > 6 else samples
+class OrderOfTheFirstEpoch(Stream):
+    """Makes the order when it is first asked for, and keeps it."""
 
+    kept = None
 
-def skipping(self, shard, error):
-    return None
+    def order(self):
+        self.kept = self.kept or super().order()
+        return self.kept
 
 
 def without_name(self, shard, error):
@@ -497,165 +473,35 @@ def without_cause(self, shard, error):
     raise RuntimeError(f"{shard}: {error}") from None
 
 
-def as_value_error(self, shard, error):
-    raise ValueError(f"{shard}: {error}") from error
-
-
 def reraised(self, shard, error):
     raise error
 
 
-def all_read_at_the_first_sample(self):
-    readers = []
-    for place in self.mine():
-        try:
-            readers.append((self.shards[place], self.read(self.shards[place])))
-        except Exception as error:
-            self.failed(self.shards[place], error)
-    for shard, reader in readers:
-        try:
-            yield from reader
-        except Exception as error:
-            self.failed(shard, error)
-
-
-def at_once_by_iter(self):
-    return iter(list(all_read_at_the_first_sample(self)))
-
-
-def skipping_in_a_worker(self, shard, error):
-    if get_worker_info() is None:
-        Stream.failed(self, shard, error)
-
-
-def one_type_only(self):
-    for place in self.mine():
-        try:
-            yield from self.read(self.shards[place])
-        except (OSError, ValueError, LookupError, EOFError, RuntimeError) as error:
-            self.failed(self.shards[place], error)
-
-
-def catches_everything(self):
-    for place in self.mine():
-        try:
-            yield from self.read(self.shards[place])
-        except BaseException as error:
-            self.failed(self.shards[place], error)
-
-
-def tries_again(self):
-    for place in self.mine():
-        try:
-            yield from self.read(self.shards[place])
-        except OSError:
-            try:
-                yield from self.read(self.shards[place])
-            except Exception as error:
-                self.failed(self.shards[place], error)
-        except Exception as error:
-            self.failed(self.shards[place], error)
-
-
-def seeds_globally(self):
-    torch.manual_seed(self.seed + self.epoch)
-    return torch.randperm(len(self.shards)).tolist()
-
-
-class OrderOfTheFirstEpoch(Stream):
-    """Makes the order when it is first asked for, and keeps it."""
-
-    kept = None
-
-    def order(self):
-        if self.kept is None:
-            self.kept = super().order()
-        return self.kept
-
-
-def one_ahead(self):
-    """Asks for the next sample before it passes this one on: at a shard's end, for the next shard's first."""
-    samples = Stream.__iter__(self)
-    held = list(itertools.islice(samples, 1))
-    for sample in samples:
-        yield held.pop()
-        held.append(sample)
-    yield from held
-
-
-def named_by_percent(self, shard, error):
-    raise RuntimeError("shard %s can't be read" % shard) from error  # noqa: UP031 - the mistake: a tuple is two names
-
-
-class Remembers(Stream):
-    def __iter__(self):
-        self.seen = []
-        for sample in Stream.__iter__(self):
-            self.seen.append(sample)
-            yield sample
-
-
-class EqualOnesMerged(Stream):
+class NoIterableDataset:
     def __init__(self, shards, read, seed=0):
-        super().__init__(shards, read, seed)
-        self.shards = [shard for place, shard in enumerate(shards) if shard not in shards[:place]]
+        self.shards = shards
 
 
-ALL = "main process: all samples, shard after shard"
-LOST = "workers: no sample is lost or repeated"
 ERROR = "an error names the shard"
-FOLLOWS = r"order of shards follows from seed \+ epoch"
 WRONG_STREAM = {
     "no IterableDataset": (NoIterableDataset, "is an IterableDataset"),
-    "shuffles within a shard": (
-        stream(samples=lambda self, shard: reversed(list(self.read(shard)))),
-        ALL,
+    "neighbours swapped": (stream(samples=neighbours_swapped), "in the order of their shard"),
+    "as the shards are given": (
+        stream(order=lambda self: list(range(len(self.shards)))),
+        r"follows from seed \+ epoch",
     ),
-    "the last sample is lacking": (stream(samples=one_by_one_without_the_last), ALL),
-    "as the shards are given": (stream(order=lambda self: list(range(len(self.shards)))), FOLLOWS),
-    "the epoch is ignored": (
-        stream(
-            order=lambda self: torch.randperm(
-                len(self.shards), generator=torch.Generator().manual_seed(self.seed)
-            ).tolist()
-        ),
-        FOLLOWS,
-    ),
-    "the first epoch's order for good": (OrderOfTheFirstEpoch, FOLLOWS + r"[\s\S]*then set_epoch\(1\)"),
-    "the global generator": (stream(order=lambda self: torch.randperm(len(self.shards)).tolist()), FOLLOWS),
-    "sharded twice": (stream(samples=sharded_twice), LOST),
-    "every worker reads all": (stream(part=lambda self, order, number, count: order), LOST),
-    "each worker has its own order": (stream(order=seeded_by_the_worker), LOST),
+    "the first epoch's order for good": (OrderOfTheFirstEpoch, r"seed \+ epoch[\s\S]*seed 0, epoch 1"),
+    "sharded twice": (stream(samples=lambda self, shard: in_this_worker(self.read(shard))), "no sample is lost"),
+    "every worker reads all": (stream(part=lambda self, order, number, count: order), "lost or repeated"),
+    "each worker has its own order": (stream(order=seeded_by_the_worker), "lost or repeated"),
     "every n-th sample": (stream(__iter__=every_nth_sample), "each shard is read by one"),
     "parts rounded up": (stream(part=parts_rounded_up), "two shards more"),
-    "the worker sorts its part": (
-        stream(part=lambda self, order, number, count: sorted(order[number::count])),
-        "in the epoch's order",
-    ),
-    "all shards are read first": (stream(__iter__=all_at_once), "is read when"),
-    "a broken shard is skipped": (stream(failed=skipping), ERROR),
+    "all are read at the first sample": (stream(__iter__=all_read_at_the_first_sample), "first sample is due"),
+    "a shard's samples at once": (stream(samples=lambda self, shard: list(self.read(shard))), "one by one"),
+    "a broken shard is skipped": (stream(failed=lambda self, shard, error: None), ERROR),
     "an error without a name": (stream(failed=without_name), ERROR),
     "an error without its cause": (stream(failed=without_cause), ERROR),
-    "another type of error": (stream(failed=as_value_error), ERROR),
     "the error as it is": (stream(failed=reraised), ERROR),
-    "all are read at the first sample": (stream(__iter__=all_read_at_the_first_sample), "is read when"),
-    "all are read by iter": (stream(__iter__=at_once_by_iter), "is read when"),
-    "one sample ahead": (stream(__iter__=one_ahead), "is read when[\\s\\S]*a sample of shard"),
-    "a shard's samples at once": (stream(samples=lambda self, shard: list(self.read(shard))), "one by one"),
-    "remembers all samples": (Remembers, "one by one"),
-    "drops what counts as false": (stream(samples=lambda self, shard: filter(None, self.read(shard))), ALL),
-    "equal shards are one": (EqualOnesMerged, ALL),
-    "seeds the global generator": (stream(order=seeds_globally), "the global random state"),
-    "a worker skips broken shards": (stream(failed=skipping_in_a_worker), ERROR),
-    "some types of error only": (stream(__iter__=one_type_only), ERROR),
-    "tries a broken shard again": (stream(__iter__=tries_again), ERROR),
-    "names of shards that are strings": (
-        stream(failed=lambda self, shard, error: without_name(self, "shard " + shard, error)),
-        ERROR,
-    ),
-    "names of shards by %": (stream(failed=named_by_percent), ERROR + r"[\s\S]*TypeError"),
-    "catches everything": (stream(__iter__=catches_everything), "leaving the stream early"),
-    "no shards, no samples": (stream(check=lambda *_: None), "no shards"),
 }
 
 # ---------------------------------------------------------------- resuming
@@ -665,12 +511,10 @@ class Resumable:
     """A right answer with epoch and place; subclasses break it."""
 
     def __init__(self, size, seed=0):
-        self.check_new(size)
-        self.size, self.seed, self.epoch, self.place = size, seed, 0, 0
-
-    def check_new(self, size):
-        if not isinstance(size, int) or size <= 0:
-            raise ValueError("size")
+        self.size = size
+        self.seed = seed
+        self.epoch = 0
+        self.place = 0
 
     def __len__(self):
         return self.size
@@ -678,25 +522,21 @@ class Resumable:
     def order(self):
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
 
-    def __iter__(self):
+    def begin(self):
         if self.place == self.size:
-            self.epoch, self.place = self.epoch + 1, 0
+            self.epoch += 1
+            self.place = 0
+
+    def __iter__(self):
+        self.begin()
         for index in self.order()[self.place :]:
             self.place += 1
             yield index
 
-    def check_flight(self, in_flight):
-        if in_flight < 0 or in_flight > self.epoch * self.size + self.place:
-            raise ValueError("in_flight")
-
     def back(self, in_flight):
-        epoch, place = self.epoch, self.place - in_flight
-        while place < 0:
-            epoch, place = epoch - 1, place + self.size
-        return epoch, place
+        return divmod(self.epoch * self.size + self.place - in_flight, self.size)
 
     def state_dict(self, in_flight=0):
-        self.check_flight(in_flight)
         epoch, place = self.back(in_flight)
         return {"size": self.size, "seed": self.seed, "epoch": epoch, "place": place}
 
@@ -706,40 +546,29 @@ class Resumable:
 
     def load_state_dict(self, state):
         self.check_state(state)
-        self.epoch, self.place = state["epoch"], state["place"]
+        self.epoch = state["epoch"]
+        self.place = state["place"]
 
 
-class CountsBackwards:
-    """Counts what is left of all indices; the order is made for each index."""
+class CountsAll(Resumable):
+    """Counts all indices; the order is made for each index."""
 
-    def __init__(self, size, seed=0):
-        if not isinstance(size, Integral) or size < 1:
-            raise ValueError("size")
-        self.fixed = [size, seed]
-        self.done = 0
-
-    def __len__(self):
-        return self.fixed[0]
+    done = 0
 
     def __iter__(self):
-        size, seed = self.fixed
         first = True
-        while first or self.done % size:
+        while first or self.done % self.size:
             first = False
-            dice = torch.Generator()
-            dice.manual_seed(seed + self.done // size)
-            index = torch.randperm(size, generator=dice)[self.done % size].item()
+            self.epoch, place = divmod(self.done, self.size)
+            index = self.order()[place]
             self.done += 1
             yield index
 
     def state_dict(self, in_flight=0):
-        if in_flight not in range(self.done + 1):
-            raise ValueError("in_flight")
-        return dict(zip(("done", "of", "by"), (self.done - in_flight, *self.fixed), strict=True))
+        return {"done": self.done - in_flight, "size": self.size, "seed": self.seed}
 
     def load_state_dict(self, state):
-        if [state["of"], state["by"]] != self.fixed:
-            raise ValueError("another sampler's state")
+        self.check_state(state)
         self.done = state["done"]
 
 
@@ -747,36 +576,15 @@ def resumable(**methods):
     return type("Wrong", (Resumable,), methods)
 
 
-def seeded(seed_of):
-    return lambda self: torch.randperm(self.size, generator=torch.Generator().manual_seed(seed_of(self))).tolist()
-
-
 class StartsTheEpochAgain(Resumable):
     """Only a state that was loaded makes it begin in the middle."""
 
     loaded = False
 
-    def __iter__(self):
-        if self.place == self.size:
-            self.epoch, self.place = self.epoch + 1, 0
-        elif not self.loaded:
-            self.place = 0
+    def begin(self):
+        super().begin()
+        self.place = self.place if self.loaded else 0
         self.loaded = False
-        return super().__iter__()
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.loaded = True
-
-
-class NextEpochAfterABreak(Resumable):
-    def __iter__(self):
-        if self.place and not getattr(self, "loaded", False):
-            self.epoch, self.place = self.epoch + 1, 0
-        self.loaded = False
-        for index in self.order()[self.place :]:
-            self.place += 1
-            yield index
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
@@ -787,32 +595,13 @@ def ends_only_when_exhausted(self):
     for index in self.order()[self.place :]:
         self.place += 1
         yield index
-    self.epoch, self.place = self.epoch + 1, 0
-
-
-class LiveState(Resumable):
-    """The state is an object that the sampler goes on changing."""
-
-    def __init__(self, size, seed=0):
-        super().__init__(size, seed)
-        self.live = {}
-
-    def state_dict(self, in_flight=0):
-        state = super().state_dict(in_flight)
-        if in_flight:
-            return state
-        self.live.update(state)
-        return self.live
-
-    def __iter__(self):
-        for index in super().__iter__():
-            self.live.update(epoch=self.epoch, place=self.place)
-            yield index
+    self.epoch += 1
+    self.place = 0
 
 
 def added(self, state):
     self.check_state(state)
-    done = state["epoch"] * self.size + state["place"] + self.epoch * self.size + self.place
+    done = (state["epoch"] + self.epoch) * self.size + state["place"] + self.place
     self.epoch, self.place = divmod(done, self.size)
 
 
@@ -821,167 +610,30 @@ def only_the_place(self, state):
     self.place = state["place"]
 
 
-def state_that_moves(self, in_flight=0):
-    self.check_flight(in_flight)
-    self.epoch, self.place = self.back(in_flight)
-    return {"size": self.size, "seed": self.seed, "epoch": self.epoch, "place": self.place}
-
-
 def state_with(**more):
     return lambda self, in_flight=0: Resumable.state_dict(self, in_flight) | more
 
 
-class SinceLoading(Resumable):
-    """Counts on from 0 after a state was loaded, and forgets what came before when it is saved."""
-
-    base = 0
-
-    def __iter__(self):
-        total, (self.epoch, self.place) = self.base, (0, 0)
-        done = getattr(self, "done", 0)
-        self.epoch, self.place = divmod(total + done, self.size)
-        for index in self.order()[self.place :]:
-            done += 1
-            self.done = done
-            self.epoch, self.place = divmod(total + done, self.size)
-            yield index
-
-    def state_dict(self, in_flight=0):
-        done = getattr(self, "done", 0)
-        if not 0 <= in_flight <= self.base + done:
-            raise ValueError("in_flight")
-        return {"size": self.size, "seed": self.seed, "done": done - in_flight}
-
-    def load_state_dict(self, state):
-        self.check_state(state)
-        self.base, self.done = state["done"], 0
-
-
-class FlightSinceLoading(Resumable):
-    since = 0
-
-    def __iter__(self):
-        for index in super().__iter__():
-            self.since += 1
-            yield index
-
-    def check_flight(self, in_flight):
-        if not 0 <= in_flight <= self.since:
-            raise ValueError("in_flight")
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.since = 0
-
-
-class KeepsTheLoadedDict(Resumable):
-    """Works on the dict that it was given."""
-
-    def __init__(self, size, seed=0):
-        super().__init__(size, seed)
-        self.own = {"size": size, "seed": seed, "epoch": 0, "place": 0}
-
-    def __iter__(self):
-        for index in super().__iter__():
-            self.own.update(epoch=self.epoch, place=self.place)
-            yield index
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.own = state
-
-
-class RemembersAll(Resumable):
-    def __init__(self, size, seed=0):
-        super().__init__(size, seed)
-        self.all = []
-
-    def __iter__(self):
-        for index in super().__iter__():
-            self.all.append(index)
-            yield index
-
-    def state_dict(self, in_flight=0):
-        return super().state_dict(in_flight) | {f"index {place}": index for place, index in enumerate(self.all)}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.all = [index for key, index in state.items() if key.startswith("index")]
-
-
-def half_loaded(self, state):
-    self.epoch, self.place = state["epoch"], state["place"]
-    self.check_state(state)
-
-
-def order_by_the_global_generator(self):
-    torch.manual_seed(self.seed + self.epoch)
-    return torch.randperm(self.size).tolist()
-
-
-AGAIN = "saved, loaded, saved and loaded again"
 FLIGHT = "in_flight: what is not trained on comes again"
 WRONG_RESUME = {
-    "another order": (resumable(order=seeded(lambda self: 1000 * self.seed + self.epoch)), "its permutation"),
-    "one order for all epochs": (resumable(order=seeded(lambda self: self.seed)), "its permutation"),
-    "tensors": (
-        resumable(__iter__=lambda self: map(torch.tensor, Resumable.__iter__(self))),
+    "another order": (
+        resumable(
+            order=lambda self: torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        ),
         "its permutation",
     ),
-    "starts the epoch again": (StartsTheEpochAgain, "goes on behind"),
-    "a break ends the epoch": (NextEpochAfterABreak, "goes on behind"),
-    "ends only when exhausted": (resumable(__iter__=ends_only_when_exhausted), "last index iter begins"),
-    "a tuple in the state": (resumable(state_dict=state_with(shape=(1, 2))), "survives JSON"),
-    "a number as a key": (
-        resumable(state_dict=lambda self, n=0: Resumable.state_dict(self, n) | {self.epoch: self.place}),
-        "survives JSON",
-    ),
+    "starts the epoch again": (StartsTheEpochAgain, "goes on after"),
+    "ends only when exhausted": (resumable(__iter__=ends_only_when_exhausted), "begins the next one"),
     "a tensor in the state": (resumable(state_dict=state_with(rng=torch.zeros(2))), "survives JSON"),
-    "the state goes on changing": (LiveState, "a new sampler goes on"),
-    "the epoch isn't loaded": (resumable(load_state_dict=only_the_place), "a new sampler goes on"),
-    "adds to where it is": (resumable(load_state_dict=added), "a used sampler goes on"),
+    "the order in the state": (resumable(state_dict=state_with(order=[1, 2])), "survives JSON"),
+    "the epoch isn't loaded": (resumable(load_state_dict=only_the_place), "goes on from the state"),
+    "adds to where it is": (resumable(load_state_dict=added), "goes on from the state"),
     "in_flight is ignored": (resumable(back=lambda self, in_flight: (self.epoch, self.place)), FLIGHT),
     "in_flight stops at the epoch's beginning": (
         resumable(back=lambda self, in_flight: (self.epoch, max(0, self.place - in_flight))),
         FLIGHT,
     ),
-    "goes back one epoch at most": (
-        resumable(
-            back=lambda self, n: (
-                (self.epoch, self.place - n)
-                if n <= self.place
-                else (self.epoch - 1, max(0, self.place - n + self.size))
-            )
-        ),
-        FLIGHT,
-    ),
-    "state_dict moves the sampler": (resumable(state_dict=state_that_moves), FLIGHT),
-    "the order repeats after six epochs": (
-        resumable(order=seeded(lambda self: self.seed + self.epoch % 6)),
-        "permutation",
-    ),
-    "seeds the global generator": (resumable(order=order_by_the_global_generator), "the global random state"),
-    "remembers all indices": (RemembersAll, "a few numbers[\\s\\S]*letters of JSON"),
-    "a list in the state": (resumable(state_dict=state_with(sizes=[1, 2])), "numbers only[\\s\\S]*\\[1, 2\\]"),
-    "a text in the state": (resumable(state_dict=state_with(kind="resumable")), "numbers only"),
-    "counts from loading on": (SinceLoading, AGAIN),
-    "works on the loaded dict": (KeepsTheLoadedDict, AGAIN),
-    "in_flight since loading": (FlightSinceLoading, AGAIN),
-    "half loaded before the error": (resumable(load_state_dict=half_loaded), "the state of another"),
-    "len is what is left": (resumable(__len__=lambda self: self.size - self.place), "len\\(\\) is size"),
-    "any size": (resumable(check_new=lambda *_: None), "size=0"),
-    "a whole float for size": (
-        resumable(check_new=lambda self, size: Resumable.check_new(self, int(size) if size == int(size) else 0)),
-        "size=2.0",
-    ),
-    "any in_flight": (resumable(check_flight=lambda *_: None), "in_flight=-1"),
-    "in_flight within the epoch": (
-        resumable(
-            check_flight=lambda self, n: Resumable.check_flight(self, n) if n >= 0 else None,
-        ),
-        "in_flight=-1",
-    ),
-    "any state": (resumable(check_state=lambda *_: None), "the state of another"),
+    "any state": (resumable(check_state=lambda *_: None), "another size or seed"),
     "any seed": (
         resumable(check_state=lambda self, state: Resumable.check_state(self, state | {"seed": self.seed})),
         "seed 1",
@@ -1007,7 +659,7 @@ RIGHT = {
     "BucketBatchSampler": [Buckets, NumpyBuckets],
     "WeightedSampler": [ByKeys, Alias],
     "ShardedStream": [Stream, NextByHand],
-    "ResumableSampler": [Resumable, CountsBackwards],
+    "ResumableSampler": [Resumable, CountsAll],
 }
 WRONG = {
     "pad_collate": WRONG_PAD,
@@ -1018,17 +670,13 @@ WRONG = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one catches GeneratorExit, too
 class TestChecks(CheckProtocol):
     TOPIC = "15-02"
     IDLE = IDLE
     CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):
-        """Right for arguments that can be used; the lesson gives no others."""
-        result = self.CHECKS[name].run(stand_in)
-        others = [item.name for item in result.failures]
-        assert all(other.startswith("ValueError") for other in others), str(result)
+        assert self.CHECKS[name].run(stand_in).status == "passed"
 
 
 @pytest.mark.parametrize("seed", range(6))
