@@ -339,7 +339,7 @@ def test_the_shuffle_buffer_permutes_and_no_sample_is_earlier_than_its_size(less
 
 
 def test_a_full_buffer_shuffles_evenly(lesson):
-    """Each sample is as often in each place: chi-by-hand chi-simulated chi-square with 16 degrees of freedom for each, at 1e-6 in all."""
+    """Each sample is as often in each place: chi-square with 16 degrees of freedom for each, at 1e-6 in all."""
     counts = torch.zeros(5, 5)
     for seed in range(2000):
         for place, index in enumerate(lesson.shuffle_buffer(range(5), 5, torch.Generator().manual_seed(seed))):
