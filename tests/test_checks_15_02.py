@@ -231,23 +231,20 @@ class ByKeys:
         return iter(self.with_replacement() if self.replacement else self.without())
 
 
-class Alias(ByKeys):
-    """Walker's alias method."""
+class OneByOne(ByKeys):
+    """NumPy's bisection; without replacement one draw after the other, by the definition."""
 
     def with_replacement(self):
-        share = (self.weights / self.weights.sum() * len(self.weights)).tolist()
-        other = list(range(len(share)))
-        small = [i for i, x in enumerate(share) if x < 1]
-        large = [i for i, x in enumerate(share) if x >= 1]
-        while small and large:
-            i, j = small.pop(), large[-1]
-            other[i] = j
-            share[j] -= 1 - share[i]
-            if share[j] < 1:
-                small.append(large.pop())
-        column = torch.randint(len(share), (self.count,), generator=self.generator)
-        own = self.uniform(self.count) < torch.tensor(share, dtype=torch.float64)[column]
-        return torch.where(own, column, torch.tensor(other)[column]).tolist()
+        ends = np.cumsum(self.weights.numpy())
+        return np.searchsorted(ends, self.uniform(self.count).numpy() * ends[-1], side="right").tolist()
+
+    def without(self):
+        left, found = self.weights.clone(), []
+        for u in self.uniform(self.count):
+            ends = left.cumsum(0)
+            found.append(int(torch.searchsorted(ends, u * ends[-1], right=True)))
+            left[found[-1]] = 0
+        return found
 
 
 def weighted(**methods):
@@ -657,7 +654,7 @@ IDLE = idle("15-02", given=GIVEN)
 RIGHT = {
     "pad_collate": [pad_by_slices, pad_ones_too],
     "BucketBatchSampler": [Buckets, NumpyBuckets],
-    "WeightedSampler": [ByKeys, Alias],
+    "WeightedSampler": [ByKeys, OneByOne],
     "ShardedStream": [Stream, NextByHand],
     "ResumableSampler": [Resumable, CountsAll],
 }

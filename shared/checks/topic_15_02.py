@@ -1,8 +1,7 @@
 """Checks of the exercises in 15-02, Advanced Data Pipelines.
 
-Draws are held by chi-square tests. A right answer fails one of them with a probability of about ALPHA (at most twice
-that, in simulations of each case) and meets some thirty; the seeds are fixed, so that an answer passes or fails in the
-same way each time.
+Draws are judged by chi-squared tests, each of which rejects a right answer with a probability of about ALPHA. The seeds
+are fixed, so an answer passes or fails in the same way each time.
 """
 
 import itertools
@@ -200,7 +199,7 @@ def bucket(trial: Trial, answer: Any) -> None:
 
 @dataclass(eq=False)
 class _Darts(Sampler[int]):
-    """The stand-in: with replacement by bisection, without by taking what was drawn off the line."""
+    """The stand-in."""
 
     weights: Any
     num_samples: int
@@ -212,17 +211,13 @@ class _Darts(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         weights = torch.as_tensor(self.weights, dtype=torch.float64)
-        darts = torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator)
         if self.replacement:
             ends = weights.cumsum(0)
-            yield from torch.searchsorted(ends, darts * ends[-1], right=True).tolist()
-            return
-        weights = weights.clone()
-        for dart in darts:
-            ends = weights.cumsum(0)
-            index = int(torch.searchsorted(ends, dart * ends[-1], right=True))
-            weights[index] = 0
-            yield index
+            darts = torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator) * ends[-1]
+            yield from torch.searchsorted(ends, darts, right=True).tolist()
+        else:
+            keys = torch.rand(len(weights), dtype=torch.float64, generator=self.generator).log() / weights
+            yield from keys.topk(self.num_samples).indices.tolist()
 
 
 def _p_value(observed: Sequence[float], shares: Sequence[float]) -> float:
