@@ -17,7 +17,7 @@ SYLLABUS_FILE = ROOT / "module_15_advanced_pytorch_internals" / "syllabus.toml"
 
 DATASETS = ("FashionMNIST", "CIFAR-10")
 TEMPLATES = ("TEMPLATE_ALGORITHM.ipynb", "TEMPLATE_CAPSTONE.ipynb")
-STATUSES = ("finished", "first edition", "draft")
+STATUSES = ("finished", "draft")
 
 # a topic's number in the curriculum: module, hyphen, two digits ("5-07", "15-10")
 _NUMBER = re.compile(r"[1-9]\d?-\d\d")

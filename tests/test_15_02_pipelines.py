@@ -11,6 +11,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -19,10 +20,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from course.answers import definitions
 
 CELLS = """
-    data mini-loader equal-to-loader row-sequences ex-pad pack-collate row-gru padding-waste ex-bucket walk ex-weighted
-    chi-square workers draws draws-mended write-shards tar-samples truncated read-shard ex-stream shuffle-buffer
-    resumable-stream memory ex-resume prefetch whole-batches jittered timeline
+    shuffled in-batches collate mini-loader extra-draws data row-sequences ex-pad pack-collate row-gru padding-waste
+    ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory draws
+    draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream decode shared-epoch
+    shuffle-buffer traced-peak resumable-stream placed ex-resume counted-sampler jittered whole-batches
+    jittered-batches
 """
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the notebook's classes reach workers by fork only")
 
 
@@ -33,6 +37,12 @@ def lesson():
         # workers send samples back as pickles, which name the class where a notebook has it
         patch.setattr(sys.modules["__main__"], "Sample", found["Sample"], raising=False)
         yield SimpleNamespace(**found)
+
+
+def shards_of(lesson, folder, sizes):
+    paths = lesson.write_shards(folder, sizes)
+    lesson.write_manifests(paths)
+    return paths
 
 
 def alive() -> int:
@@ -54,7 +64,7 @@ def test_the_mini_loader_equals_the_real_one_for_items_of_several_kinds(lesson, 
         ours, theirs = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
         real = DataLoader(items, batch_size, shuffle=True, generator=theirs, **options)
         for _ in range(3):
-            mine = list(lesson.with_base_seed(items, batch_size, ours, **options))
+            mine = list(lesson.mini_loader_with_extra_draws(items, batch_size, ours, **options))
             for a, b in zip(mine, real, strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=0)
     collated = lesson.collate(items[:1])
@@ -111,12 +121,6 @@ def test_padded_and_packed_batches_give_equal_logits_and_gradients(lesson, ends)
         torch.testing.assert_close(a, b)
 
 
-def test_an_empty_batch_is_an_error_that_says_so(lesson):
-    for collate in (lesson.pad_collate, lesson.pack_collate):
-        with pytest.raises(ValueError, match="an empty batch"):
-            collate([])
-
-
 def test_padding_waste_counts_places(lesson):
     assert lesson.padding_waste([1, 1, 1, 9], [[0, 1, 2, 3]]) == pytest.approx(24 / 36)
     assert lesson.padding_waste([1, 1, 1, 9], [[0, 1, 2], [3]]) == 0
@@ -168,19 +172,13 @@ def test_the_p_value_is_that_of_published_tables(lesson, freedom, critical):
     counts[0] += round(shift)
     counts[1] -= round(shift)
     draws = torch.repeat_interleave(torch.arange(kinds), counts).tolist()
-    x, p = lesson.chi_square(draws, torch.ones(kinds, dtype=torch.float64))
-    assert x == pytest.approx(critical, rel=0.01)
-    assert p == pytest.approx(0.001, rel=0.08)
+    assert lesson.p_value(draws, torch.ones(kinds)) == pytest.approx(0.001, rel=0.08)
 
 
 def test_the_p_values_of_right_draws_are_uniform(lesson):
     shares = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
-    p = sorted(
-        lesson.chi_square(
-            list(lesson.WeightedSampler(shares, 400, generator=torch.Generator().manual_seed(s))), shares
-        )[1]
-        for s in range(400)
-    )
+    samplers = [lesson.WeightedSampler(shares, 400, generator=torch.Generator().manual_seed(s)) for s in range(400)]
+    p = sorted(lesson.p_value(list(sampler), shares) for sampler in samplers)
     largest = max(max(abs(value - i / 400), abs(value - (i + 1) / 400)) for i, value in enumerate(p))
     assert largest < 1.95 / math.sqrt(400), "Kolmogorov and Smirnov at 0.001"
 
@@ -191,7 +189,7 @@ def test_torch_multinomial_has_the_limit_that_the_lesson_names():
 
 
 def test_a_loader_takes_the_weighted_sampler(lesson):
-    sampler = lesson.WeightedSampler([0.0, 1.0, 3.0], 10, generator=torch.Generator().manual_seed(0), size=3)
+    sampler = lesson.WeightedSampler([0.0, 1.0, 3.0], 10, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(range(3), batch_size=4, sampler=sampler)
     for _ in range(2):
         batches = [batch.tolist() for batch in loader]
@@ -231,7 +229,7 @@ def test_global_generators_differ_between_workers_and_epochs_and_an_own_one_does
 
 @linux
 def test_no_process_is_left_behind_by_a_loader_that_is_left_early(lesson):
-    iterator = iter(DataLoader(range(50), **lesson.workers(2)))
+    iterator = iter(DataLoader(range(50), **lesson.with_workers(2)))
     next(iterator)
     assert alive() == 2
     del iterator
@@ -239,31 +237,44 @@ def test_no_process_is_left_behind_by_a_loader_that_is_left_early(lesson):
 
 
 @linux
-def test_set_epoch_does_not_reach_persistent_workers(lesson):
-    stream = lesson.ShardedStream([[k] for k in range(20)], iter)
-    loader = DataLoader(stream, batch_size=None, **lesson.workers(1, persistent_workers=True))
-    first = list(loader)
-    stream.set_epoch(1)
-    assert list(loader) == first
-    assert list(DataLoader(stream, batch_size=None, **lesson.workers(1))) != first
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_epoch_reaches_persistent_workers_only_through_shared_memory(lesson, shared):
+    plain = lesson.ShardedStream([[k] for k in range(20)], iter)
+    stream = lesson.SharedEpoch(plain) if shared else plain
+    loader = DataLoader(stream, batch_size=None, **lesson.with_workers(2, persistent_workers=True))
+    epochs = []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        epochs.append(list(loader))
+    assert len({str(order) for order in epochs}) == (3 if shared else 1)
     del loader
     assert alive() == 0
+
+
+@linux
+def test_a_worker_that_reads_a_list_takes_private_memory_for_it(lesson):
+    names = [f"image-{number:07d}.jpeg" for number in range(200_000)]
+    grown = []
+    for kept in (names, np.array(names, dtype="S")):
+        ((before, after),) = lesson.one_epoch(lesson.FileNames(kept), 1)
+        grown.append(after - before)
+    assert grown[0] > 8 > 4 > grown[1]
 
 
 # ---------------------------------------------------------------- shards
 
 
 def test_shards_hold_what_was_written(lesson, tmp_path):
-    paths = lesson.write_shards(tmp_path, [3, 0, 5])
+    paths = shards_of(lesson, tmp_path, [3, 0, 5])
     samples = [[lesson.decode(sample) for sample in lesson.read_shard(path)] for path in paths]
     assert [len(part) for part in samples] == [3, 0, 5]
     for number, (image, label) in enumerate(itertools.chain.from_iterable(samples)):
-        assert torch.equal(image, lesson.train.images[number, 0])
+        assert torch.equal(image, lesson.train.images[number, 0] / 255)
         assert label == int(lesson.train.labels[number])
 
 
 def test_a_shard_that_is_cut_anywhere_is_named(lesson, tmp_path):
-    (path,) = lesson.write_shards(tmp_path, [4])
+    (path,) = shards_of(lesson, tmp_path, [4])
     whole = path.read_bytes()
     used = 4 * 5 * 512  # behind it come only zeros
     for end in [*range(0, used, 256), *range(1, used, 997)]:
@@ -274,7 +285,7 @@ def test_a_shard_that_is_cut_anywhere_is_named(lesson, tmp_path):
 
 def test_a_shard_with_a_changed_byte_is_named_or_harmless(lesson, tmp_path):
     """Bytes of the padding and of unused fields of a header change nothing that is read."""
-    (path,) = lesson.write_shards(tmp_path, [2])
+    (path,) = shards_of(lesson, tmp_path, [2])
     whole, dice = path.read_bytes(), random.Random(0)
     expected, noticed = list(lesson.read_shard(path)), 0
     for place in dice.sample(range(2 * 5 * 512), 400):
@@ -289,7 +300,7 @@ def test_a_shard_with_a_changed_byte_is_named_or_harmless(lesson, tmp_path):
 
 
 def test_a_missing_shard_is_named(lesson, tmp_path):
-    paths = lesson.write_shards(tmp_path, [2, 2])
+    paths = shards_of(lesson, tmp_path, [2, 2])
     paths[1].unlink()
     with pytest.raises(lesson.ShardError, match=r"shard-001\.tar"):
         list(lesson.read_shard(paths[1]))
@@ -299,23 +310,23 @@ def test_a_missing_shard_is_named(lesson, tmp_path):
 
 @linux
 def test_a_damaged_shard_stops_an_epoch_in_a_worker_and_is_named(lesson, tmp_path):
-    paths = lesson.write_shards(tmp_path, [5, 5, 5])
+    paths = shards_of(lesson, tmp_path, [5, 5, 5])
     paths[1].write_bytes(paths[1].read_bytes()[: 3 * 5 * 512])
     with pytest.raises(RuntimeError, match=r"shard-001\.tar: 3 samples instead of 5"):
-        lesson.epoch(lesson.ShardedStream(paths, lesson.read_shard), 2)
+        lesson.one_epoch(lesson.ShardedStream(paths, lesson.read_shard), 2)
     assert alive() == 0
 
 
 @linux
 @pytest.mark.parametrize("sizes", [[1], [4, 4, 4], [0, 7, 1, 30, 2], [0, 0, 3]])
 def test_every_sample_comes_once_for_any_number_of_workers(lesson, sizes, tmp_path):
-    paths = lesson.write_shards(tmp_path, sizes)
+    paths = shards_of(lesson, tmp_path, sizes)
     wanted = [f"{key:06d}" for key in range(sum(sizes))]
     for workers in (0, 1, 2, 3):
         for epoch in (0, 1):
             stream = lesson.ShardedStream(paths, lesson.read_shard, seed=7)
             stream.set_epoch(epoch)
-            assert sorted(sample[0] for sample in lesson.epoch(stream, workers)) == wanted
+            assert sorted(sample[0] for sample in lesson.one_epoch(stream, workers)) == wanted
     assert alive() == 0
 
 
@@ -357,16 +368,15 @@ def test_a_stream_goes_on_from_its_state(lesson, buffer, taken):
     assert [list(second), list(second)] == epochs[1:]
 
 
-def test_a_stream_saved_behind_its_last_sample_goes_on_with_the_next_epoch(lesson):
+def test_a_stream_saved_after_its_last_sample_has_an_empty_rest(lesson):
     def new():
         return lesson.ResumableStream(lesson.ShardedStream([range(4), range(4, 9)], iter), 3)
 
     whole, first, second = new(), new(), new()
-    epochs = [list(whole) for _ in range(3)]
+    epochs = [list(whole) for _ in range(2)]
     assert list(itertools.islice(first, 9)) == epochs[0]
     second.load_state_dict(first.state_dict())
-    for stream in (first, second):
-        assert [list(stream), list(stream)] == epochs[1:]
+    assert [list(second), list(second)] == [[], epochs[1]]
 
 
 def test_a_stream_takes_no_state_of_another_buffer(lesson):
@@ -376,7 +386,7 @@ def test_a_stream_takes_no_state_of_another_buffer(lesson):
 
 
 def test_the_streams_peak_does_not_grow_with_the_number_of_shards(lesson, tmp_path):
-    paths = lesson.write_shards(tmp_path, [2] * 300)
+    paths = shards_of(lesson, tmp_path, [2] * 300)
     few, many = (
         lesson.traced_peak(lambda p=p: sum(1 for _ in lesson.ShardedStream(p, lesson.read_shard)))
         for p in (paths[:30], paths)
@@ -388,14 +398,26 @@ def test_the_streams_peak_does_not_grow_with_the_number_of_shards(lesson, tmp_pa
 @pytest.mark.parametrize("done", [1, 4, 9])
 def test_a_sampler_resumed_behind_a_prefetching_loader_loses_nothing(lesson, done):
     sampler = lesson.ResumableSampler(60, seed=done)
-    counted = lesson.Counted(sampler)
+    counted = lesson.CountedSampler(sampler)
     trained = lesson.first_batches(counted, done)
     resumed = lesson.ResumableSampler(60, seed=done)
-    resumed.load_state_dict(sampler.state_dict(counted.handed - len(trained)))
+    resumed.load_state_dict(sampler.state_dict(counted.handed_out - len(trained)))
     whole = lesson.ResumableSampler(60, seed=done)
     assert trained + list(resumed) == list(whole)
     assert list(resumed) == list(whole)
     assert alive() == 0
+
+
+@linux
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_batches_of_a_stream_are_made_by_each_worker(lesson, workers):
+    """Of five shards, the workers' shares decide how many samples drop_last loses."""
+    shards = [range(size) for size in (400, 100, 250, 50, 300)]
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(0)).tolist()
+    shares = [sum(len(shards[place]) for place in order[start :: workers or 1]) for start in range(workers or 1)]
+    stream = lesson.ShardedStream(shards, iter)
+    loader = DataLoader(stream, batch_size=64, drop_last=True, **lesson.with_workers(workers))
+    assert sum(len(batch) for batch in loader) == sum(share // 64 * 64 for share in shares)
 
 
 # ---------------------------------------------------------------- speed
@@ -412,8 +434,8 @@ def test_whole_batches_are_the_same_batches(lesson):
 
 def test_shifted_batches_have_the_rows_of_the_images(lesson):
     images, labels = lesson.train.images[:64], lesson.train.labels[:64]
-    one = DataLoader(lesson.Jittered(images, labels), 64)
-    two = DataLoader(lesson.JitteredBatches(images, labels), 64, collate_fn=lesson.as_it_is)
+    one = DataLoader(lesson.Jittered(64), 64)
+    two = DataLoader(lesson.JitteredBatches(64), 64, collate_fn=lesson.as_it_is)
     for loader in (one, two):
         ((x, y),) = loader
         assert (x.dtype, x.shape, y.tolist()) == (torch.float32, (64, 1, 28, 28), labels.tolist())

@@ -1,8 +1,7 @@
 """What a notebook of the module must look like: one small function a rule, in the modules of this package.
 
 `lint_notebook` applies them all and gives findings; `course.lint` is the command around it. A rule says what is wrong
-and what to do about it. Some are not for every status of syllabus.toml: those about finished work are not applied to a
-draft or a template, and a first edition has time until its second to become as short as a notebook should be.
+and what to do about it. Those about finished work are not applied to a draft or a template.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import statistics
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -18,11 +17,6 @@ IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "nump
 IMPORTABLE_IN_WORDS = "torch, torchvision, numpy, matplotlib, shared and the standard library"
 
 MAX_COLUMNS = 100
-MAX_LINES = 45
-USUAL_LINES = 25
-USUAL_SHARE = 0.8
-SHORT_LINES = 12  # of the middle cell
-MIN_CELLS, MAX_CELLS = 40, 75
 MAX_DEFINITIONS = 3
 FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
@@ -137,43 +131,7 @@ def line_length(notebook: Notebook) -> Iterator[Complaint]:
                 yield cell.id, f"line {place} has {len(line)} characters, the most is {MAX_COLUMNS}; break it"
 
 
-@rule("cell-length")
-def cell_length(notebook: Notebook) -> Iterator[Complaint]:
-    lengths = {cell.id: _length(cell) for cell in notebook.code}
-    for id_, length in lengths.items():
-        if length > MAX_LINES:
-            yield id_, f"has {length} lines, the most is {MAX_LINES}; split it: one idea a cell"
-    visible = [cell.id for cell in notebook.code if not cell.is_folded]
-    long = [id_ for id_ in visible if lengths[id_] >= USUAL_LINES]
-    if len(long) > (1 - USUAL_SHARE) * len(visible):
-        share = f"{len(long)} of {len(visible)} code cells that are not folded have {USUAL_LINES} lines or more"
-        yield "-", f"{share}; at most {1 - USUAL_SHARE:.0%} may: shorten some of {', '.join(long)}"
-
-
-def _length(cell: Cell) -> int:
-    """Its lines, without those that every notebook begins with."""
-    return len(cell.source.removeprefix(GUARD).strip().splitlines())
-
-
-@rule("short-cells", not_for=("draft", "first edition"))
-def short_cells(notebook: Notebook) -> Iterator[Complaint]:
-    lengths = [_length(cell) for cell in notebook.code if not cell.is_folded]
-    if lengths and statistics.median_low(lengths) > SHORT_LINES:
-        short = sum(length <= SHORT_LINES for length in lengths)
-        yield (
-            "-",
-            f"{short} of {len(lengths)} code cells that are not folded have at most {SHORT_LINES} lines; half of them "
-            "must: one idea a cell",
-        )
-
-
-@rule("cell-count", not_for=("draft", "first edition"))
-def cell_count(notebook: Notebook) -> Iterator[Complaint]:
-    if not MIN_CELLS <= len(notebook.code) <= MAX_CELLS:
-        yield "-", f"has {len(notebook.code)} code cells; a notebook has {MIN_CELLS} to {MAX_CELLS}"
-
-
-@rule("definitions", not_for=("draft", "first edition"))
+@rule("definitions", not_for=("draft",))
 def definitions(notebook: Notebook) -> Iterator[Complaint]:
     row = 0
     for cell in notebook.code:

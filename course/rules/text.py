@@ -1,4 +1,4 @@
-"""Rules on prose: its length, its words, what it names and what it links."""
+"""Rules on prose: its words, what it names and what it links."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from urllib.parse import unquote
 from course.rules.notebook import Notebook, named_topics
 from course.rules.table import Complaint, rule
 
-MIN_WORDS, MAX_WORDS = 2000, 4500
-
 _MACHINE_PATH = re.compile(
     r"(?<![\w.])/(?:home|Users|root|tmp|var/folders)/[\w.-]*"
     r"|(?<![\w.])/[\w./-]*/site-packages/"
     r"|(?<!\w)[A-Za-z]:\\+Users\\"
 )
-
-
-@rule("words", not_for=("draft", "first edition"))
-def words(notebook: Notebook) -> Iterator[Complaint]:
-    count = sum(len(re.findall(r"\w[\w'’-]*", cell.text.text(code=" code "))) for cell in notebook.markdown)
-    if not MIN_WORDS <= count <= MAX_WORDS:
-        yield "-", f"has {count:,} words of prose; CONTRIBUTING.md asks for {MIN_WORDS:,} to {MAX_WORDS:,}"
 
 
 @rule("prose")

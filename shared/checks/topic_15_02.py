@@ -1,399 +1,231 @@
 """Checks of the exercises in 15-02, Advanced Data Pipelines.
 
-Draws are held by chi-square tests. A right answer fails one of them with a probability of about ALPHA (at most twice
-that, in simulations of each case) and meets some thirty; the seeds are fixed, so that an answer passes or fails in the
-same way each time.
+Draws are judged by chi-squared tests, each of which rejects a right answer with a probability of about ALPHA. The seeds
+are fixed, so an answer passes or fails in the same way each time.
 """
 
 import itertools
 import json
 import random
 import weakref
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
+from shared.checks.words import raises
+from shared.seeding import make_generator, seed_everything
 
 ALPHA = 1e-6
-
-
-def _raises(trial: Trial, what: str, function: Callable[[], Any], hint: str, see: int | None = None) -> None:
-    """Inside a group: `function` must raise ValueError."""
-    try:
-        got = f"{type(function()).__name__}, no error"
-    except ValueError:
-        return
-    except Exception as error:
-        if type(error) is NotImplementedError and not error.args:
-            raise  # an untouched stub
-        got = f"{type(error).__name__}: {error}"
-    trial.that(what, False, expected=f"ValueError for {what}", got=got, hint=hint, see=see)
-
-
-def _global_state() -> list[Any]:
-    numpy_ = np.random.get_state()
-    return [torch.get_rng_state().tolist(), random.getstate(), (numpy_[1].tolist(), *numpy_[2:])]
-
-
-def _seed_globally(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _order(size: int, seed: int) -> list[int]:
-    return torch.randperm(size, generator=_generator(seed)).tolist()
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _short(values: Sequence[Any], most: int = 8) -> str:
-    return f"{list(values[:most])}{' ...' if len(values) > most else ''} ({len(values)})"
 
 
 # ---------------------------------------------------------------- 15-02.1
 
 
 def _pad(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Oracle and stand-in: row by row."""
-    if not batch:
-        raise ValueError("the batch is empty")
-    first = batch[0][0]
-    padded = first.new_zeros(len(batch), max(len(sequence) for sequence, _ in batch), first.shape[1])
-    mask = torch.zeros(padded.shape[:2], dtype=torch.bool)
+    """The stand-in, row by row."""
+    longest = max(len(sequence) for sequence, _ in batch)
+    first, _ = batch[0]
+    padded = first.new_zeros(len(batch), longest, first.shape[1])
+    mask = torch.zeros(len(batch), longest, dtype=torch.bool)
     for row, (sequence, _) in enumerate(batch):
-        for step, values in enumerate(sequence):
-            padded[row, step], mask[row, step] = values, True
-    return padded, mask, torch.tensor([label for _, label in batch], dtype=torch.int64)
+        padded[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = True
+    return padded, mask, torch.tensor([label for _, label in batch])
 
 
-def _sequences(lengths: Sequence[int], features: int = 3, dtype: torch.dtype = torch.float32) -> list:
-    """Pairs with values of both signs that need their dtype, and labels of any size."""
-    values = [(3 * torch.randn(n, features, dtype=torch.float64)).to(dtype) for n in lengths]
-    return [(value, random.choice([0, 3, 9, -1, 300, 2**40])) for value in values]
+def _pairs(lengths: list[int], dtype: torch.dtype = torch.float32, value: float | None = None) -> list:
+    """Random sequences with labels; the first and the last step of each is `value`, if there is one."""
+    pairs = []
+    for length in lengths:
+        sequence = torch.randn(length, 3, dtype=dtype)
+        if value is not None:
+            sequence[[0, -1]] = value
+        pairs.append((sequence, random.randrange(10)))
+    return pairs
 
 
-def _copy(batch: list) -> list:
-    return [(sequence.clone(), label) for sequence, label in batch]
-
-
-@exercise(
-    "15-02.1",
-    "Padding with a mask",
-    points=15,
-    demands=8,
-    stand_in=lambda: _pad,
-    stand_in_name="a padding loop, row by row",
-)
+@exercise("15-02.1", "Padding with a mask", points=15, demands=5, stand_in=lambda: _pad, stand_in_name="a padding loop")
 def pad_collate(trial: Trial, answer: Any) -> None:
     """`answer(batch)` is padded (B, T, D), mask (B, T) and labels (B,)."""
-    shapes = (([3, 1, 2], 3), ([5], 2), ([2, 7, 7, 1, 4], 1), ([4, 4], 28), ([40, 3], 2))
-    plain = [_sequences(n, d) for n, d in shapes]
-    transposed = [(torch.randn(3, n).T, n) for n in (4, 2, 6)]
-    empty = [_sequences(n) for n in ([2, 0], [3, 0, 0], [1, 0], [0, 0])]
-    values = []
-    for value in (0.0, -1.0, float("nan"), float("inf"), -float("inf")):
-        batch = _sequences([4, 3, 2])
-        for sequence, _ in batch:
-            sequence[-1] = value
-        batch[0][0][0] = value
-        values.append(batch)
-
-    def parts(batch: list) -> Any:
-        got = answer(batch)
-        whole = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, Tensor) for part in got)
-        trial.needs(
-            "returns three tensors",
-            whole,
-            expected="three tensors",
-            got=f"{type(got).__name__} of {[type(part).__name__ for part in got] if isinstance(got, tuple) else got}",
-            hint="padded, mask, labels: in this order",
-        )
-        return got
-
-    def hold(entry: int, batches: list) -> None:
-        for batch in batches:
-            case = f"lengths {[len(sequence) for sequence, _ in batch]}"
-            trial.equal(case, parts(_copy(batch))[entry], _pad(batch)[entry])
-
-    for batch in [*plain, *empty]:
-        parts(_copy(batch))
-    with trial.group("padded: data first, then zeros, as long as the longest of the batch", see=1):
-        hold(0, [*plain, transposed])
-    with trial.group("padded: the dtype of the sequences", hint="which dtype do your zeros have?"):
-        hold(0, [_sequences([3, 2], dtype=dtype) for dtype in (torch.float64, torch.bfloat16)])
-    with trial.group("the mask is True where there is data", see=2):
-        hold(1, [*plain, transposed])
-    with trial.group("mask and padding don't depend on the values", hint="zero, -1, NaN and infinity are data", see=2):
-        for entry in (1, 0):
-            hold(entry, values)
-    with trial.group("sequences of no rows", hint="what do your lines do if L is 0?"):
-        hold(0, empty)
-        hold(1, empty)
-    with trial.group("the labels", hint="which dtype is asked for, and which order?"):
-        hold(2, plain)
-    with trial.group("neither the batch nor an earlier result is changed", hint="which of your lines work in place?"):
-        for batch in plain:
-            given = _copy(batch)
-            before = list(given)
-            first = parts(given)
-            same = len(given) == len(before) and all(one is other for one, other in zip(given, before, strict=True))
-            trial.that("the list", same, expected="the same pairs in the same order", got="another list")
-            for (now, _), (then, _) in zip(given, batch, strict=True):
-                trial.equal("a sequence of the batch", now, then)
-            kept = [part.clone() for part in first]
-            parts([(sequence + 1, label) for sequence, label in batch])
-            for part, old in zip(first, kept, strict=True):
-                trial.equal("the first batch after a second call", part, old)
-    with trial.group("an empty batch raises ValueError", hint="look at the batch before anything else"):
-        what = 'ValueError with "empty" in its message'
-        try:
-            got = f"{type(answer([])).__name__}, no error"
-        except ValueError as error:
-            got = "" if "empty" in str(error) else f"ValueError: {error}"
-        except Exception as error:
-            got = f"{type(error).__name__}: {error}"
-        trial.that("answer([])", not got, expected=what, got=got)
+    plain = [_pairs(lengths) for lengths in ([3, 1, 2], [5], [2, 40, 40, 1, 4], [4, 4])]
+    odd = [_pairs([5, 3, 2], value=value) for value in (0.0, -1.0, float("nan"))]
+    double = [_pairs([2, 2], dtype=torch.float64)]
+    table = (  # what, which of the three, for which batches, what to ask yourself, which hint
+        ("padded: data first, then zeros up to the longest of the batch", 0, plain, "compare with the example", 1),
+        ("padded: the dtype of the sequences", 0, double, "which dtype do your zeros have?", 1),
+        ("mask: True where there is data", 1, plain, "how many True should each row have?", 2),
+        ("mask: any value may be data", 1, odd, "do you look at lengths or at values?", 2),
+        ("labels: an int64 tensor in the order of the batch", 2, plain, "what does cross_entropy expect?", None),
+    )
+    got = answer(_pairs([3, 1, 2]))
+    three = isinstance(got, tuple | list) and len(got) == 3
+    hint = "which three does the task name, in which order?"
+    trial.needs("three results", three, expected="padded, mask and labels", got=type(got).__name__, hint=hint)
+    for item, part, batches, hint, see in table:
+        with trial.group(item, hint=hint, see=see):
+            for batch in batches:
+                lengths = [len(sequence) for sequence, _ in batch]
+                trial.equal(f"lengths {lengths}", answer(list(batch))[part], _pad(batch)[part])
 
 
 # ---------------------------------------------------------------- 15-02.2
 
 
+@dataclass(eq=False)
 class _Buckets(Sampler[list[int]]):
-    """Stand-in."""
+    """The stand-in, which makes all batches anew whatever it is asked."""
 
-    def __init__(self, lengths, batch_size, boundaries, drop_last=False, seed=0):
-        self.lengths, self.batch_size, self.boundaries = lengths, batch_size, boundaries
-        self.drop_last, self.seed, self.epoch = drop_last, seed, 0
+    lengths: list[int]
+    batch_size: int
+    boundaries: list[int]
+    drop_last: bool = False
+    seed: int = 0
+    epoch: int = 0
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __len__(self):
-        return len(list(iter(self)))
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[int]]:
         dice = random.Random(f"{self.seed} {self.epoch}")
-        buckets: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            buckets.setdefault(sum(length > boundary for boundary in self.boundaries), []).append(index)
+        order = dice.sample(range(len(self.lengths)), len(self.lengths))
         batches = []
-        for bucket in buckets.values():
-            dice.shuffle(bucket)
-            batches += [bucket[start : start + self.batch_size] for start in range(0, len(bucket), self.batch_size)]
+        for number in range(len(self.boundaries) + 1):
+            bucket = [index for index in order if bisect_left(self.boundaries, self.lengths[index]) == number]
+            batches += BatchSampler(bucket, self.batch_size, self.drop_last)
         dice.shuffle(batches)
-        return iter([batch for batch in batches if len(batch) == self.batch_size or not self.drop_last])
+        yield from batches
 
 
-def _bucket_of(length: int, boundaries: Sequence[int]) -> int:
-    return sum(length > boundary for boundary in boundaries)
+def _epoch(sampler: Any, number: int | None = None) -> list[list[int]]:
+    """An epoch's batches; all are there before the first is looked at."""
+    if number is not None:
+        sampler.set_epoch(number)
+    return [[int(index) for index in batch] for batch in list(sampler)]
+
+
+def _numbers_after(work: Callable[[], Any]) -> list[float]:
+    """What the global generators of Python, NumPy and PyTorch draw if they are seeded before `work`."""
+    seed_everything(3)
+    work()
+    return [random.random(), float(np.random.random()), torch.rand(()).item()]
 
 
 @exercise(
     "15-02.2",
     "Bucketing batch sampler",
     points=20,
-    demands=13,
+    demands=9,
     stand_in=lambda: _Buckets,
-    stand_in_name="a finished bucketing sampler",
+    stand_in_name="a bucket sampler",
 )
 def bucket(trial: Trial, answer: Any) -> None:
-    """`answer(lengths, batch_size, boundaries, drop_last, seed)` gives batches of one bucket each."""
-    dice = random.Random(2)
-    cases = [  # lengths, batch size, boundaries
-        ([dice.choice([5, 7, 8, 12, 13, 20, 21, dice.randint(1, 30)]) for _ in range(157)], 8, [7, 12, 20]),
-        ([dice.randint(1, 9) for _ in range(40)], 10, []),
-        ([3] * 7 + [50] * 5 + [20], 3, [10, 30, 40]),
-        ([4], 5, [2]),
-        ([dice.randint(1, 100) for _ in range(64)], 1, [50]),
-        ([6] * 16 + [9] * 15 + [12] * 17, 8, [7, 10]),
-    ]
-
-    def epoch(sampler: Any) -> list[list[int]]:
-        return [list(batch) for batch in list(sampler)]  # all are there before the first is looked at
-
-    def made(number: int, **options: Any) -> Any:
-        lengths, size, boundaries = cases[number]
-        return answer(list(lengths), size, list(boundaries), **options)
-
-    with trial.group("each batch is a list of ints", hint="what is the type of a batch, and of what is in it?"):
-        for number in range(len(cases)):
-            for batch in made(number):
-                fine = isinstance(batch, list) and all(map(_is_int, batch))
-                trial.that(f"case {number}", fine, expected="a list of ints", got=repr(batch)[:80])
-    with trial.group("each batch is of one bucket", hint="where does a length go that equals a boundary?", see=1):
-        for number, (lengths, _, boundaries) in enumerate(cases):
-            for batch in epoch(made(number)):
-                found = [lengths[i] for i in batch]
-                alike = len({_bucket_of(length, boundaries) for length in found}) == 1
-                trial.that(f"boundaries {boundaries}", alike, expected="lengths of one bucket", got=_short(found))
-    with trial.group(
-        "each index comes exactly once",
-        hint="count the indices of list(sampler): which is lacking, or twice? Is each batch a list of its own?",
-    ):
-        for number, (lengths, *_) in enumerate(cases):
-            got, want = Counter(itertools.chain.from_iterable(epoch(made(number)))), Counter(range(len(lengths)))
-            found = f"lacking: {sorted(want - got)[:9]}; too many: {sorted(got - want)[:9]}"
-            trial.that(f"{len(lengths)} indices", got == want, expected="each once", got=found)
-    with trial.group("only a bucket's last batch is shorter", hint="how large is each batch of one bucket?"):
-        for number, (lengths, size, boundaries) in list(enumerate(cases))[1:]:
-            sizes: dict[int, list[int]] = {}
-            for batch in epoch(made(number)):
-                sizes.setdefault(_bucket_of(lengths[batch[0]], boundaries), []).append(len(batch))
-            for found in sizes.values():
-                full, rest = divmod(sum(found), size)
-                trial.equal(f"batch_size {size}", sorted(found), sorted([size] * full + [rest] * bool(rest)))
-    with trial.group("drop_last leaves out the shorter batches, and nothing else", hint="each bucket has a rest"):
-        for number, (lengths, size, boundaries) in list(enumerate(cases))[1:]:
-            batches = epoch(made(number, drop_last=True))
-            held = Counter(_bucket_of(length, boundaries) for length in lengths)
-            trial.equal("sizes", [len(batch) for batch in batches], [size] * sum(n // size for n in held.values()))
-            kept = list(itertools.chain.from_iterable(batches))
-            trial.equal("different indices", len(set(kept)), len(kept))
-    with trial.group(
-        "a bucket's indices are shuffled before they are cut", hint="are the same indices together in each epoch?"
-    ):
-        sampler = answer([5] * 64, 8, [10])
-        together = [{frozenset(batch) for batch in epoch(sampler)}]
-        sampler.set_epoch(1)
-        together += [{frozenset(batch) for batch in epoch(sampler)}]
-        in_order = {frozenset(range(start, start + 8)) for start in range(0, 64, 8)}
-        for one, other in ((together[0], in_order), (together[0], together[1])):
-            trial.that(
-                "one bucket", len(one & other) < 4, expected="other batches", got=f"{len(one & other)} of 8 alike"
-            )
-        spread = [max(batch) - min(batch) for batch in epoch(answer([5] * 640, 8, [10]))]
-        mean = sum(spread) / len(spread)
-        trial.that("640 indices", mean > 350, expected="a batch spans about 500 of them", got=f"{mean:.0f}")
+    """`answer(lengths, batch_size, boundaries, drop_last, seed)` yields batches of one bucket each."""
+    mixed = random.choices([5, 7, 8, 12, 13, 20, 21], k=157), 8, [7, 12, 20]
+    apart = [3] * 7 + [20] * 6 + [50] * 5, 3, [10, 30]  # no length is a boundary
+    for lengths, size, boundaries in (([5, 20, 12, 7, 13], 2, [12]), mixed, apart):
         for drop_last in (False, True):
-            sampler, apart = answer([5] * 20, 8, [10], drop_last), set()
-            for number in range(6):
-                sampler.set_epoch(number)
-                batches = epoch(sampler)
-                missing = set(range(20)).difference(*batches)
-                apart.add(frozenset(missing if drop_last else min(batches, key=len, default=[])))
-            what = "left out" if drop_last else "in the shortest batch"
-            case = f"20 indices in batches of 8, drop_last={drop_last}, six epochs"
-            trial.that(case, len(apart) > 1, expected=f"others are {what}", got=f"always {sorted(min(apart, key=len))}")
-    with trial.group(
-        "the batches of all buckets are shuffled together", hint="from which buckets do they come, in turn?"
-    ):
-        sampler, patterns = answer([1 + i % 4 for i in range(160)], 4, [1, 2, 3]), []
-        for number in range(2):
-            sampler.set_epoch(number)
-            patterns.append([batch[0] % 4 for batch in epoch(sampler)])
-        changes = sum(a != b for a, b in itertools.pairwise(patterns[0]))
-        trial.that("order", changes > 15, expected="buckets in mixed order", got=_short(patterns[0], 12))
-        trial.that(
-            "epochs", patterns[0] != patterns[1], expected="another order in epoch 1", got=_short(patterns[1], 12)
-        )
-        sampler, halves = answer([1 + i % 4 for i in range(160)], 7, [1, 2, 3]), set()
-        for number in range(6):
-            sampler.set_epoch(number)
-            batches = epoch(sampler)
-            halves |= {2 * place // len(batches) for place, batch in enumerate(batches) if len(batch) < 7}
-        trial.that(
-            "where the short batches are, in six epochs",
-            halves == {0, 1},
-            expected="in both halves of an epoch",
-            got=f"only in the {'second' if 1 in halves else 'first'} half",
-        )
-    with trial.group(
-        "the same epoch gives the same batches", hint="make the random numbers anew in each `iter`", see=2
-    ):
-        for number in (0, 5):
-            sampler = made(number, seed=4)
-            first = epoch(sampler)
-            trial.equal("gone over twice", epoch(sampler), first)
-            both = [(list(one), list(other)) for one, other in zip(sampler, sampler, strict=False)]
-            trial.equal("gone over twice at once", both, [(batch, batch) for batch in first])
-            trial.equal("another sampler of the same seed", epoch(made(number, seed=4)), first)
-            sampler.set_epoch(3)
-            third = epoch(sampler)
-            sampler.set_epoch(0)
-            trial.equal("back in epoch 0", epoch(sampler), first)
-            sampler = made(number, seed=4)
-            sampler.set_epoch(3)
-            trial.equal("epoch 3 at once", epoch(sampler), third)
-    with trial.group("another epoch, or another seed, gives others", hint="what is your generator seeded with?", see=2):
-        seen: dict[str, tuple[int, int]] = {}
-        for seed in (0, 1, 2, 3, 11, 12):
-            sampler = made(0, seed=seed)
-            for number in (*range(13), 100, 101, 1000, 10_000):
-                sampler.set_epoch(number)
-                other = seen.setdefault(str(epoch(sampler)), (seed, number))
-                what = f"the batches of seed {other[0]}, epoch {other[1]}"
-                trial.that(
-                    f"seed {seed}, epoch {number}", other == (seed, number), expected="its own batches", got=what
-                )
-    with trial.group("the global random state is neither used nor changed", see=2):
-        results = []
-        for seed in (1, 2):
-            _seed_globally(seed)
-            before = _global_state()
-            results.append(epoch(made(0)))
-            trial.that("state", before == _global_state(), expected="the state as it was", got="another state")
-        trial.that("use", results[0] == results[1], expected="the same batches", got="others after another manual_seed")
-    with trial.group("the arguments stay as they were", hint="which of your lines work in place?"):
-        for lengths, size, boundaries in cases:
-            given = list(lengths), list(boundaries)
-            epoch(answer(given[0], size, given[1]))
-            trial.equal("lengths", given[0], lengths)
-            trial.equal("boundaries", given[1], boundaries)
-    with trial.group("len() is the number of batches", see=3):
-        for number in range(len(cases)):
-            for drop_last in (False, True):
-                sampler = made(number, drop_last=drop_last)
-                trial.equal(f"case {number}, drop_last={drop_last}", len(sampler), len(epoch(sampler)))
-    with trial.group("ValueError for arguments that can't be used", hint="look at the arguments in `__init__`"):
-        _raises(trial, "no lengths", lambda: answer([], 4, [3]), "")
-        for size in (0, -2, 2.5, 2.0):
-            _raises(trial, f"batch_size {size}", lambda size=size: answer([1, 2], size, [3]), "")
-        for wrong in ([3, 2], [1, 4, 4], [5, 5]):
-            _raises(trial, f"boundaries {wrong}", lambda wrong=wrong: answer([1, 2], 1, wrong), "")
+            case = f"batch_size={size}, boundaries={boundaries}, drop_last={drop_last}"
+            sampler = answer(lengths, size, boundaries, drop_last)
+            batches = _epoch(sampler)
+            with trial.group("a batch comes from one bucket", hint="which bucket gets a length of 12?", see=1):
+                for batch in batches:
+                    found = [lengths[index] for index in batch]
+                    numbers = {bisect_left(boundaries, length) for length in found}
+                    trial.that(case, len(numbers) == 1, expected="lengths of one bucket", got=found)
+            with trial.group("no index comes twice", hint="is each batch a new list?"):
+                often = Counter(itertools.chain.from_iterable(batches))
+                trial.equal(case, [index for index, times in often.items() if times > 1], [])
+            with trial.group("len() is the number of batches", hint="does each bucket have a short batch?", see=3):
+                trial.equal(case, len(sampler), len(batches))
+
+    lengths, size, boundaries = apart
+    with trial.group("full batches, and at most one short one per bucket", hint="what is left in each bucket?"):
+        for drop_last, sizes in (
+            (False, {3: [3, 3, 1], 20: [3, 3], 50: [3, 2]}),
+            (True, {3: [3, 3], 20: [3, 3], 50: [3]}),
+        ):
+            batches = _epoch(answer(lengths, size, boundaries, drop_last))
+            for length, want in sizes.items():
+                found = [len(batch) for batch in batches if lengths[batch[0]] == length]
+                case = f"batches of 3 out of {lengths.count(length)} indices, drop_last={drop_last}"
+                trial.equal(case, sorted(found, reverse=True), want)
+    with trial.group("another epoch or seed gives other batches", hint="what is your generator seeded with?", see=2):
+        sampler = answer(*mixed)
+        epochs = {str(_epoch(sampler, number)) for number in range(12)}
+        trial.equal("different ones among epochs 0 to 11", len(epochs), 12)
+        seeds = {str(_epoch(answer(*mixed, seed=seed))) for seed in range(10)}
+        trial.equal("different ones among seeds 0 to 9", len(seeds), 10)
+    with trial.group("the same epoch gives the same batches", hint="when is your generator made?", see=2):
+        sampler = answer(*mixed)
+        first = _epoch(sampler)
+        trial.equal("`iter` called again", _epoch(sampler), first)
+        later = _epoch(sampler, 3)
+        trial.equal("back in epoch 0", _epoch(sampler, 0), first)
+        trial.equal("another object, epoch 3", _epoch(answer(*mixed), 3), later)
+    with trial.group("a bucket's indices are shuffled, then cut", hint="which indices share a batch, in which epoch?"):
+        sampler = answer([5] * 64, 8, [10])
+        first, second = ({frozenset(batch) for batch in _epoch(sampler, number)} for number in (0, 1))
+        same = len(first & second)
+        trial.that("64 equal lengths", same < 4, expected="other batches in epoch 1", got=f"{same} of 8 are the same")
+    with trial.group("the batches of all buckets are shuffled together", hint="what do you shuffle at the end?"):
+        order = [batch[0] % 4 for batch in _epoch(answer([1, 2, 3, 4] * 40, 4, [1, 2, 3]))]
+        changes = sum(one != other for one, other in itertools.pairwise(order))
+        trial.that("in turn", changes > 15, expected="a mixed order", got=f"batches of bucket {order[:20]} ...")
+    with trial.group("the global generators are left alone", hint="which lines draw from them, or seed them?", see=2):
+        got = _numbers_after(lambda: _epoch(answer(*mixed)))
+        trial.equal("what random, numpy and torch draw next", got, _numbers_after(lambda: None))
 
 
 # ---------------------------------------------------------------- 15-02.3
 
 
-class _Weighted(WeightedRandomSampler):
-    """Stand-in."""
+@dataclass(eq=False)
+class _Darts(Sampler[int]):
+    """The stand-in."""
 
-    def __init__(self, weights, num_samples=None, replacement=True, generator=None, size=None):
-        if size is not None and len(weights) != size:
-            raise ValueError(f"{len(weights)} weights for {size} items")
-        super().__init__(weights, len(weights) if num_samples is None else num_samples, replacement, generator)
+    weights: Any
+    num_samples: int
+    replacement: bool = True
+    generator: torch.Generator | None = None
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        weights = torch.as_tensor(self.weights, dtype=torch.float64)
+        if self.replacement:
+            ends = weights.cumsum(0)
+            darts = torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator) * ends[-1]
+            yield from torch.searchsorted(ends, darts, right=True).tolist()
+        else:
+            keys = torch.rand(len(weights), dtype=torch.float64, generator=self.generator).log() / weights
+            yield from keys.topk(self.num_samples).indices.tolist()
 
 
 def _p_value(observed: Sequence[float], shares: Sequence[float]) -> float:
-    """Probability that right draws are off by as much, after Pearson; expected counts are 5 or more."""
-    count, whole = sum(observed), sum(shares)
-    expected = [count * share / whole for share in shares]
-    x = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    return _upper(len(shares) - 1, x)
-
-
-def _upper(freedom: int, x: float) -> float:
-    """Probability that chi-square with these degrees of freedom is above x: the regularised upper gamma function."""
-    half = [torch.tensor(value / 2, dtype=torch.float64) for value in (freedom, x)]
+    """How often right draws are off by as much, after Pearson; expected counts are 5 or more."""
+    count = sum(observed)
+    expected = [count * share / sum(shares) for share in shares]
+    chi_square = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    half = [torch.tensor(value / 2, dtype=torch.float64) for value in (len(shares) - 1, chi_square)]
     return float(torch.special.gammaincc(*half))
 
 
@@ -401,79 +233,34 @@ def _triples(weights: Sequence[float]) -> dict[tuple[int, ...], float]:
     """Probability of each ordered triple of draws without replacement, by its definition."""
     found = {}
     for triple in itertools.permutations([i for i, weight in enumerate(weights) if weight], 3):
-        left, found[triple] = sum(weights), 1.0
+        left = sum(weights)
+        found[triple] = 1.0
         for index in triple:
             found[triple] *= weights[index] / left
             left -= weights[index]
     return found
 
 
-@contextmanager
-def _darts_at(end: float) -> Iterator[None]:
-    """`torch.rand` gives 0 (end 0) or the largest number below 1 (end 1) only."""
-    real = torch.rand
-
-    def rand(*size: Any, **options: Any) -> Tensor:
-        numbers = real(*size, **options)
-        return numbers.fill_(end and 1 - torch.finfo(numbers.dtype).eps / 2)
-
-    torch.rand = rand
-    try:
-        yield
-    finally:
-        torch.rand = real
-
-
-@contextmanager
-def _watched(called: list[str]) -> Iterator[None]:
-    """Write down calls of PyTorch's ready-made weighted draws."""
-    places = ((torch, "multinomial"), (Tensor, "multinomial"), (WeightedRandomSampler, "__iter__"))
-    real = [getattr(owner, name) for owner, name in places]
-
-    def watched(function: Callable, name: str) -> Callable:
-        def call(*arguments: Any, **options: Any) -> Any:
-            called.append(name)
-            return function(*arguments, **options)
-
-        return call
-
-    for (owner, name), function in zip(places, real, strict=True):
-        setattr(owner, name, watched(function, f"{owner.__name__}.{name}"))
-    try:
-        yield
-    finally:
-        for (owner, name), function in zip(places, real, strict=True):
-            setattr(owner, name, function)
-
-
 class _BudgetSpentError(Exception):
     """More random numbers were drawn than were allowed."""
 
 
-class _Budget(TorchDispatchMode):
-    """Lets a block draw this many random numbers."""
+class _Watch(TorchDispatchMode):
+    """Lets a block draw this many random numbers, and notes which operators it calls."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
         self.left = numbers
+        self.called: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = func(*args, **(kwargs or {}))
+        self.called.add(func.overloadpacket.__name__)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.left -= drawn.numel()
         if self.left < 0:
             raise _BudgetSpentError
         return drawn
-
-
-def _draws_within(budget: int, sampler: Iterable[int]) -> bool:
-    """Whether an epoch of draws takes no more random numbers than the budget."""
-    try:
-        with _Budget(budget):
-            list(sampler)
-    except _BudgetSpentError:
-        return False
-    return True
 
 
 _MANY = 2_000_000
@@ -484,13 +271,10 @@ def _single_precision() -> dict[str, Tensor]:
     weight = torch.tensor(0.1).double()
     sums = (weight * torch.arange(_MANY + 1)).float()
     darts = (torch.arange(_MANY + 1, dtype=torch.float64) * (2**24 / _MANY)).ceil()
-    return {
-        "sums in float32": sums.diff() > weight,
-        "darts of torch.rand in float32": darts.diff() > 8,
-    }
+    return {"sums in float32": sums.diff() > weight, "darts in float32": darts.diff() > 8}
 
 
-def _best(function: Callable[[], Any], times: int = 3) -> float:
+def _fastest(function: Callable[[], Any], times: int) -> float:
     """Seconds of the fastest call."""
     found = []
     for _ in range(times):
@@ -500,212 +284,120 @@ def _best(function: Callable[[], Any], times: int = 3) -> float:
     return min(found)
 
 
-@exercise(
-    "15-02.3",
-    "Weighted sampler",
-    points=25,
-    demands=18,
-    stand_in=lambda: _Weighted,
-    stand_in_name="torch's WeightedRandomSampler",
-)
+@exercise("15-02.3", "Weighted sampler", points=25, demands=10, stand_in=lambda: _Darts, stand_in_name="a dart sampler")
 def weighted(trial: Trial, answer: Any) -> None:
-    """`answer(weights, num_samples, replacement, generator, size)` draws indices by weights."""
+    """`answer(weights, num_samples, replacement, generator)` draws indices by weights."""
     some = [0.5, 3.0, 1.0, 0.25, 7.0, 2.0]
 
-    def drawn(*arguments: Any, seed: int = 1, **options: Any) -> list[int]:
-        return list(answer(*arguments, generator=_generator(seed), **options))
+    def drawn(*arguments: Any, seed: int = 1) -> list[int]:
+        return list(answer(*arguments, generator=make_generator(seed)))
 
-    def fits(name: str, observed: Sequence[float], shares: Sequence[float], kinds: Sequence[Any] | None = None) -> None:
-        p, count = _p_value(observed, shares), sum(observed)
-        wanted = [count * share / sum(shares) for share in shares]
+    def fits(case: str, observed: Sequence[int], shares: Sequence[float], names: Sequence[Any]) -> None:
+        """Counts must be such as one right sampler in a million has."""
+        p = _p_value(observed, shares)
+        wanted = [sum(observed) * share / sum(shares) for share in shares]
         worst = max(range(len(shares)), key=lambda k: (observed[k] - wanted[k]) ** 2 / wanted[k])
-        kind = worst if kinds is None else kinds[worst]
         got = f"{observed[worst]:,} times, p = {p:.1g}"
-        trial.that(name, p > ALPHA, expected=f"{kind} about {wanted[worst]:,.0f} times of {count:,}", got=got)
+        trial.that(case, p > ALPHA, expected=f"{names[worst]} about {wanted[worst]:,.0f} times", got=got)
 
-    with trial.group("ints, as many as asked for", hint="what is the type of what you yield, and how many come?"):
-        for weights in (some, torch.tensor(some), tuple(some)):
-            for count, replacement in ((None, True), (1, True), (17, True), (None, False), (4, False)):
-                got = drawn(weights, count, replacement)
-                trial.equal("draws", len(got), count or 6)
-                trial.that("ints", all(map(_is_int, got)), expected="ints", got=_short([type(x).__name__ for x in got]))
-    with trial.group("with replacement: in proportion to the weights", see=1):
-        cases = (some, [1.0, 1.0], [2, 5, 1, 1], [1e-7, 2e-7, 5e-7], [9.0, 1.0, 1.0, 30.0])
-        for seed, weights in enumerate(cases):
-            got = Counter(drawn(weights, 20_000, seed=seed))
-            fits(f"weights {weights}", [got[i] for i in range(len(weights))], weights)
-    with trial.group("a draw costs less than a pass over the weights", hint="what is done anew for each draw?", see=1):
-        many = torch.rand(200_000, dtype=torch.float64, generator=_generator(4)) + 0.5
-        few, more = (answer(many, count, True, _generator(0)) for count in (5, 25))
-        each = once = 0.0
-        fine = False
-        for _ in range(4):  # a busy machine is given more chances
-            once = _best(lambda: many.cumsum(0))
-            short, long = _best(lambda: list(few), 2), _best(lambda: list(more), 1)
-            each = (long - short) / 20
-            fine = each < once / 2 or long < 3 * short  # or both are spent on the one pass
-            if fine or each > 20 * once:
-                break
-        trial.that(
-            "200,000 weights",
-            fine,
-            expected=f"a draw more costs far less than torch.cumsum of the weights, {1e6 * once:,.0f} µs",
-            got=f"{1e6 * each:,.0f} µs",
-        )
-    with trial.group("weights of any real dtype", hint="in which dtype do you add up?", see=1):
-        for dtype in (torch.int64, torch.float16, torch.bfloat16, torch.float32):
-            many = torch.ones(3000).to(dtype)
-            got = Counter(drawn(many, 30_000))
-            p = _p_value([got[i] for i in range(3000)], [1] * 3000)
-            most = f"{len(got):,} different indices, p = {p:.1g}"
-            trial.that(
-                f"30,000 draws, 3,000 equal weights, {dtype}", p > ALPHA, expected="each about ten times", got=most
-            )
-    with trial.group("two million weights", hint="which numbers can your sums and your darts be?", see=1):
-        draws = torch.tensor(drawn(torch.full((_MANY,), 0.1), 60_000))
-        for what, favoured in _single_precision().items():
-            held, whole = int(favoured[draws].sum()), int(favoured.sum())
-            name = f"equal weights; those whom {what} favour"
-            fits(name, [held, 60_000 - held], [whole, _MANY - whole], ["they", "the others"])
-    with trial.group("weight 0 is never drawn", hint="whose piece is empty?"):
+    with trial.group("num_samples ints, and len() says so", hint="what is the type of what you yield?"):
+        for count, replacement in ((6, True), (1, True), (17, True), (6, False), (4, False)):
+            got = drawn(some, count, replacement)
+            kinds = {type(index).__name__ for index in got}
+            trial.equal(f"{count} draws, replacement={replacement}", [len(got), kinds], [count, {"int"}])
+            trial.equal("len()", len(answer(some, count, replacement)), count)
+    with trial.group("with replacement: in proportion to the weights", hint="which piece does a dart hit?", see=1):
+        for seed, weights in enumerate((some, [1.0, 1.0], [2, 5, 1, 1], torch.tensor([1e-7, 2e-7, 5e-7]))):
+            counts = Counter(drawn(weights, 20_000, seed=seed))
+            shares = [float(weight) for weight in weights]
+            fits(f"weights {shares}", [counts[i] for i in range(len(shares))], shares, range(len(shares)))
+    with trial.group("an index of weight 0 is never drawn", hint="whose piece is empty?"):
         for weights in ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 2.0, 0.0], [0, 0, 3]):
             positive = {i for i, weight in enumerate(weights) if weight}
             trial.equal(f"weights {weights}", set(drawn(weights, 5000)), positive)
-            without = set(drawn(weights, len(positive), False)) | positive
-            trial.equal(f"weights {weights}, without replacement", without, positive)
-        for weights in ([0.0, *[0.1] * 10, 0.0], [0.0, 3.0, 0.0, 0.7, 0.0], [5.0, 0.0]):
-            for end in (0, 1):
-                with _darts_at(end):
-                    found = set(drawn(weights, 4))
-                positive = {i for i, weight in enumerate(weights) if weight}
-                outer = {max(positive) if end else min(positive)}
-                what = f"a dart {'just below the end' if end else 'at 0'}, weights {weights}"
-                trial.that(what, found <= positive, expected=str(outer), got=str(found))
-    with trial.group("with replacement: draws are independent", hint="does a draw depend on the one before it?"):
-        got = drawn([1.0, 2.0, 3.0], 20_000, seed=5)
-        alone = Counter(got)
-        for lag in (1, 2, 3, len(got) // 2):
-            pairs, x = Counter(zip(got, got[lag:], strict=False)), 0.0
-            for cell in itertools.product(alone, repeat=2):
-                share = alone[cell[0]] * alone[cell[1]] / len(got) ** 2 * (len(got) - lag)
-                x += (pairs[cell] - share) ** 2 / share
-            p = _upper((len(alone) - 1) ** 2, x)
-            what = f"draws k and k + {lag:,} of 20,000"
-            trial.that(what, p > ALPHA, expected="pairs as often as by chance", got=f"p = {p:.1g}")
-        x = 0.0
-        for seed in range(50):
-            counts = Counter(drawn(some, 200, seed=seed))
-            shares = [200 * weight / sum(some) for weight in some]
-            x += sum((counts[i] - share) ** 2 / share for i, share in enumerate(shares))
-        even = 1 - _upper(50 * 5, x)
-        trial.that("50 seeds", even > ALPHA, expected="counts that vary by chance", got=f"too even: p = {even:.1g}")
-    with trial.group("the draws are written by you", hint="the task names what not to call"):
-        for replacement in (True, False):
-            called: list[str] = []
-            with _watched(called):
-                drawn(some, 4, replacement)
-            trial.that(f"replacement={replacement}", not called, expected="no ready-made draws", got=", ".join(called))
-    with trial.group("without replacement no index comes twice", see=2):
+            trial.equal(f"weights {weights}, without", set(drawn(weights, len(positive), False)), positive)
+    with trial.group("a draw costs less than a pass over the weights", hint="what is done for each draw?", see=1):
+        weights = torch.rand(200_000, dtype=torch.float64) + 0.5
+        few, many = (answer(weights, count, True, make_generator()) for count in (5, 25))
+        for _ in range(4):  # a busy machine is given more chances
+            passing = _fastest(lambda: weights.cumsum(0), 3)
+            short, long = (_fastest(lambda draws=draws: list(draws), 2) for draws in (few, many))
+            each = (long - short) / 20
+            fine = each < passing / 2 or long < 3 * short  # or both are spent on the one pass
+            if fine or each > 20 * passing:
+                break
+        told = f"far less than the {1e6 * passing:,.0f} µs of a pass"
+        trial.that("one more draw", fine, expected=told, got=f"{1e6 * each:,.0f} µs")
+    with trial.group("sums and darts are float64", hint="which numbers can your sums and your darts be?", see=1):
+        draws = torch.tensor(drawn(torch.full((_MANY,), 0.1), 60_000))
+        for what, favoured in _single_precision().items():
+            held = int(favoured[draws].sum())
+            whole = int(favoured.sum())
+            case = f"two million equal weights; those whom {what} favour"
+            fits(case, [held, 60_000 - held], [whole, _MANY - whole], ["they", "the others"])
+    with trial.group("without replacement no index comes twice", hint="what do you remember of a draw?", see=2):
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
-            trial.equal(f"{count} draws", len(set(drawn(weights, count, False))), count)
-    with trial.group("without replacement: each draw in proportion to the weights that are left", see=2):
-        weights, budget = [1e9, 1.0, 3.0], 10_000
-        trial.that(
-            f"3 draws, weights {weights}",  # an answer that draws again would be at it for minutes below
-            _draws_within(budget, answer(weights, 3, False, _generator(6))),
-            expected=f"{budget:,} random numbers at most",
-            got="more",
-            hint="is what was drawn before drawn again? How long does that wait for the rarest index?",
-            see=2,
-        )
-        for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0]):
-            sampler, wanted = answer(weights, 3, False, _generator(8)), _triples(weights)
-            got = Counter(tuple(sampler) for _ in range(3000))
-            counts = [got[triple] for triple in wanted]
-            fits(f"the first three, weights {weights}", counts, list(wanted.values()), list(wanted))
-        for unit in (1.0, 1e-5, 1e5):  # the later of a few draws, and weights of any scale
-            weights = [unit * weight for weight in (4e3, 5e3, 1.0, 3e3, 3.0)]
-            sampler = answer(weights, 5, False, _generator(9))
-            found = [list(sampler) for _ in range(2000)]
-            first = sum(order.index(4) < order.index(2) for order in found)
-            name = f"which of the last two comes first, weights {weights}"
-            fits(name, [first, 2000 - first], [3, 1], ["index 4", "index 2"])
+            trial.equal(f"{count} draws of {len(weights)}", len(set(drawn(weights, count, False))), count)
+    hint = "how likely is an index to be the first, and the next?"
+    with trial.group("without replacement: in proportion to the weights that are left", hint=hint, see=2):
+        weights = [1e9, 1.0, 3.0]
+        try:
+            with _Watch(10_000):
+                drawn(weights, 3, False)
+        except _BudgetSpentError:
+            hint = "how long do you wait until the rarest index turns up?"
+            told = "10,000 random numbers at most"
+            trial.that(f"3 draws, weights {weights}", False, expected=told, got="more", hint=hint, see=2)
+        for weights in ([1.0, 2.0, 3.0, 4.0], [6.0, 0.0, 1.0, 1.0, 2.0], [1e-3, 2e-3, 1e-3, 6e-3]):
+            sampler = answer(weights, 3, False, make_generator(8))
+            wanted = _triples(weights)
+            counts = Counter(tuple(sampler) for _ in range(3000))
+            observed = [counts[triple] for triple in wanted]
+            fits(f"the first three, weights {weights}", observed, list(wanted.values()), list(wanted))
     with trial.group("each iter draws anew", hint="where do you draw: in `__init__` or in `__iter__`?"):
         for replacement in (True, False):
-            sampler = answer([1.0] * 40, 40, replacement, _generator(3))
-            trial.that(
-                f"replacement={replacement}", list(sampler) != list(sampler), expected="new draws", got="the same"
-            )
-            both = list(zip(sampler, sampler, strict=False))
-            trial.equal(f"gone over twice at once, replacement={replacement}", len(both), 40)
-    with trial.group("the same state of the generator, the same draws", hint="which calls of yours draw numbers?"):
+            sampler = answer([1.0] * 40, 40, replacement, make_generator(3))
+            same = list(sampler) == list(sampler)
+            trial.that(f"replacement={replacement}", not same, expected="new draws", got="the same")
+    hint = "which calls of yours draw numbers, and from which generator?"
+    with trial.group("all randomness comes from `generator`, or from the global one", hint=hint):
         for replacement in (True, False):
-            results = []
-            for seed in (1, 2):
-                _seed_globally(seed)
-                before = _global_state()
-                results.append(drawn(some, 6, replacement, seed=9))
-                trial.that("global state", before == _global_state(), expected="as it was", got="it was used")
-            trial.equal("two samplers", results[1], results[0])
-            found = {str(drawn([1.0] * 30, 30, replacement, seed=seed)) for seed in range(4)}
-            trial.equal("different draws of 4 seeds", len(found), 4)
-    with trial.group("without a generator: PyTorch's global one", hint="which generator does `torch.rand` use?"):
-        for replacement in (True, False):
-            results = []
+            case = f"replacement={replacement}"
+            ones = [1.0] * 30, 30, replacement
+            trial.equal(f"the same seed, {case}", drawn(*ones, seed=9), drawn(*ones, seed=9))
+            trial.equal(f"four seeds, {case}", len({str(drawn(*ones, seed=seed)) for seed in range(4)}), 4)
+            both = []
             for seed in (1, 1, 2):
                 torch.manual_seed(seed)
-                results.append(list(answer([1.0] * 30, 30, replacement)))
-            trial.equal("after manual_seed(1), twice", results[1], results[0])
-            trial.that("manual_seed(2)", results[2] != results[0], expected="other draws", got="the same draws")
-    with trial.group("the weights stay as they were", hint="which of your lines work in place?"):
+                both.append(list(answer(*ones)))
+            trial.equal(f"no generator, manual_seed(1) twice, {case}", both[1], both[0])
+            trial.that(
+                f"no generator, {case}", both[2] != both[0], expected="other draws after manual_seed(2)", got="the same"
+            )
+    with trial.group("the draws are your own", hint="the task names what not to call"):
         for replacement in (True, False):
-            for given in (torch.tensor(some, dtype=torch.float64), torch.tensor(some), list(some)):
-                drawn(given, 3, replacement)
-                trial.equal("weights", [float(weight) for weight in given], some)
-    with trial.group("len() is the number of draws", hint="what of None?"):
-        for count in (None, 3, 60):
-            trial.equal(f"num_samples={count}", len(answer(some, count)), count or 6)
-    unusable = {
-        "two dimensions": torch.ones(2, 3),
-        "no dimension": torch.tensor(3.0),
-        "no weights": [],
-        "a negative weight": [1.0, -0.5, 2.0],
-        "NaN": [1.0, float("nan")],
-        "an infinite weight": [float("inf"), 1.0],
-        "weights all zero": [0.0, 0.0],
-    }
-    with trial.group("ValueError for weights that can't be used", hint="look at the weights in `__init__`"):
-        for what, weights in unusable.items():
-            _raises(trial, what, lambda weights=weights: answer(weights, 2), "")
-    with trial.group("ValueError for a number of weights that isn't size", hint="compare the two in `__init__`"):
-        for size in (5, 7, 0):
-            _raises(trial, f"6 weights, size={size}", lambda size=size: answer(some, 2, size=size), "")
-        trial.equal("6 weights, size=6", len(drawn(some, 2, size=6)), 2)
-    with trial.group("ValueError for a num_samples that can't be drawn", hint="look at it in `__init__`"):
-        for count in (0, -1, 2.0):
-            _raises(trial, f"num_samples={count}", lambda count=count: answer(some, count), "")
-        zeros = [0.0, 1.0, 2.0]
-        for weights, count in ((some, 7), (zeros, 3), (zeros, None)):
-            what = f"{count} of {weights} without replacement"
-            _raises(trial, what, lambda weights=weights, count=count: answer(weights, count, False), "")
-        trial.equal("7 of 6 with replacement", len(drawn(some, 7)), 7)
+            with _Watch(10_000) as watch:
+                drawn(some, 4, replacement)
+            ready_made = "multinomial" in watch.called
+            trial.that(f"replacement={replacement}", not ready_made, expected="no multinomial", got="torch.multinomial")
 
 
 # ---------------------------------------------------------------- 15-02.4
 
 
+@dataclass(eq=False)
 class _Shards(IterableDataset):
-    """Stand-in."""
+    """The stand-in."""
 
-    def __init__(self, shards, read, seed=0):
-        if not len(shards):
-            raise ValueError("there are no shards")
-        self.shards, self.read, self.seed, self.epoch = shards, read, seed, 0
+    shards: Sequence[Any]
+    read: Callable[[Any], Iterable[Any]]
+    seed: int = 0
+    epoch: int = 0
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         for place, number in enumerate(_order(len(self.shards), self.seed + self.epoch)):
             if info is not None and place % info.num_workers != info.id:
@@ -716,12 +408,16 @@ class _Shards(IterableDataset):
                 raise RuntimeError(f"{self.shards[number]}: {error}") from error
 
 
+def _order(size: int, seed: int) -> list[int]:
+    return torch.randperm(size, generator=make_generator(seed)).tolist()
+
+
 @contextmanager
 def _in_worker(number: int, count: int, dataset: Any) -> Iterator[None]:
-    """As if this were a loader's worker with this copy of the data set: its number, its global seeds."""
+    """As if this were a loader's worker with this data set: its number, and its own global seed."""
     before = worker_module._worker_info
     seed = 1000 + number
-    _seed_globally(seed)
+    torch.manual_seed(seed)
     worker_module._worker_info = SimpleNamespace(id=number, num_workers=count, seed=seed, dataset=dataset)
     try:
         yield
@@ -729,398 +425,214 @@ def _in_worker(number: int, count: int, dataset: Any) -> Iterator[None]:
         worker_module._worker_info = before
 
 
-class _TornError(Exception):
-    """Not of Python's own."""
-
-
-class _Read:
+@dataclass(frozen=True)
+class _Sample:
     """A sample that can be watched."""
+
+    shard: str
+    place: int
+
+
+class _Disk:
+    """Shards of different sizes, streamed by the answer; notes what is opened, and which samples are alive."""
+
+    sizes: ClassVar = {
+        f"shard-{letter}": int(size) for letter, size in ("i5", "a3", "c0", "h2", "d7", "b1", "g4", "e2", "f1")
+    }
+
+    def __init__(self, answer: Any, count: int = 9, seed: int = 0, epoch: int = 0, broken: str = "") -> None:
+        self.opened: list[str] = []
+        self.alive: weakref.WeakSet = weakref.WeakSet()
+        self.broken = broken
+        self.names = list(self.sizes)[:count]
+        self.stream = answer(self.names, self.read, seed)
+        if epoch:
+            self.stream.set_epoch(epoch)
+
+    def read(self, shard: str) -> Iterator[_Sample]:
+        self.opened.append(shard)
+        return self.samples(shard)
+
+    def samples(self, shard: str) -> Iterator[_Sample]:
+        for place in range(self.sizes[shard]):
+            sample = _Sample(shard, place)
+            self.alive.add(sample)
+            yield sample
+            del sample
+            if shard == self.broken:
+                raise OSError("gone")
+
+    def of_worker(self, number: int, count: int) -> list[_Sample]:
+        with _in_worker(number, count, self.stream):
+            return list(self.stream)
 
 
 @exercise(
-    "15-02.4",
-    "Sharded stream",
-    points=20,
-    demands=12,
-    stand_in=lambda: _Shards,
-    stand_in_name="a finished sharded stream",
+    "15-02.4", "Sharded stream", points=20, demands=8, stand_in=lambda: _Shards, stand_in_name="a finished stream"
 )
 def stream(trial: Trial, answer: Any) -> None:
     """`answer(shards, read, seed)` streams shards, dealt out to workers."""
-    names = "iachdbgef"
-    sizes = {"a": 3, "b": 1, "c": 0, "d": 7, "e": 2, "f": 1, "g": 4, "h": 2, "i": 5}
-    opened: list[str] = []
+    made = answer([[1]], iter)
+    hint = "a loader asks other data sets for `len` and `[index]`"
+    is_stream = isinstance(made, IterableDataset)
+    trial.needs("is an IterableDataset", is_stream, expected="an IterableDataset", got=repr(made), hint=hint)
 
-    def read(shard: list[str]) -> Iterator[tuple[str, Any]]:
-        opened.append(shard[0])
-        return iter(samples(shard[0]))
-
-    def samples(names: Iterable[str]) -> list[tuple[str, Any]]:
-        # a sample may be anything: also what counts as false
-        values = [0, "", None, [], 0.0, (), False]
-        return [(name, values[number]) for name in names for number in range(sizes[name])]
-
-    def shards_of(count: int) -> list[list[str]]:
-        return [[name] for name in names[:count]]
-
-    def new(count: int, seed: int = 0, epoch: int | None = None) -> Any:
-        opened.clear()
-        made = answer(shards_of(count), read, seed)
-        if epoch is not None:
-            made.set_epoch(epoch)
-        return made
-
-    def in_order(count: int, seed: int) -> list[str]:
-        return [names[place] for place in _order(count, seed)]
-
-    def shards_in(found: Iterable[Any]) -> list[str]:
-        """The shards that samples are of, in the order of their first samples."""
-        return list(dict.fromkeys(sample[0] for sample in found))
-
-    def of_workers(shards: int, count: int, seed: int, epoch: int | None = None) -> list[list[Any]]:
-        """What each worker yields from its own stream; `opened` lists what all of them opened."""
-        found, all_opened = [], []
-        for number in range(count):
-            mine = new(shards, seed, epoch)
-            with _in_worker(number, count, mine):
-                found.append(list(mine))
-            all_opened += opened
-        opened[:] = all_opened
-        return found
-
-    made = new(3)
-    trial.needs(
-        "is an IterableDataset",
-        isinstance(made, IterableDataset),
-        expected="an IterableDataset",
-        got=type(made).__mro__[1].__name__,
-        hint="a loader asks other data sets for `len` and `[index]`",
-    )
-    with trial.group("main process: all samples, shard after shard", hint="list what comes, and which shard it is of"):
+    with trial.group("main process: all samples, in the order of their shard", hint="what comes, of which shard?"):
         for count in (1, 2, 5, 9):
-            got = list(new(count))
-            trial.equal(f"{count} shards", len(got), len(samples(names[:count])))
-            blocks = [shard for shard, _ in itertools.groupby(got, key=lambda sample: sample[0])]
-            trial.equal("shards that come once", len(blocks), len(set(blocks)))
-            trial.equal("order within them", got, samples(blocks))
-        flat = [0, "", None, False, 1.5]
-        trial.equal("samples that count as false", list(answer([flat], iter)), flat)
-        equal = list(answer([[1, 2], [1, 2], [3]], iter))
-        trial.equal("two shards that are equal", sorted(equal), [1, 1, 2, 2, 3])
-    with trial.group("the order of shards follows from seed + epoch", hint="the task says how; what is your seed?"):
-        for count, seed, epoch in ((9, 0, 0), (9, 3, 0), (9, 3, 2), (5, 0, 7)):
-            made, case = new(count, seed, epoch or None), f"seed {seed}, epoch {epoch}"
-            wanted = [shard for shard in in_order(count, seed + epoch) if sizes[shard]]
-            trial.equal(case, shards_in(made), wanted)
-            trial.equal(f"{case}, again", shards_in(made), wanted)
-            made.set_epoch(epoch + 1)
-            wanted = [shard for shard in in_order(count, seed + epoch + 1) if sizes[shard]]
-            case = f"{case}, and then set_epoch({epoch + 1})"
-            trial.equal(case, shards_in(made), wanted, hint="when is the order made, and how long is it kept?")
-    with trial.group("the global random state is neither used nor changed", hint="whose numbers does your order take?"):
-        for count in (1, 9):
-            before = _global_state()
-            list(new(count))
-            trial.that("state", before == _global_state(), expected="the state as it was", got="another state")
-    workers = [(shards, count) for shards in (1, 2, 5, 9) for count in (1, 2, 3, 4, 7, 11)]
-    with trial.group("workers: no sample is lost or repeated", hint="do all workers mean the same order?", see=1):
-        for shards, count in workers:
-            got = Counter(sample[0] for part in of_workers(shards, count, 2) for sample in part)
-            wanted = {name: sizes[name] for name in names[:shards] if sizes[name]}
-            trial.equal(f"{shards} shards, {count} workers", dict(sorted(got.items())), dict(sorted(wanted.items())))
-    with trial.group("workers: each shard is read by one of them", hint="count how often `read` is called", see=1):
-        for shards, count in workers:
-            of_workers(shards, count, 2)
-            trial.equal(f"{shards} shards, {count} workers", sorted(opened), sorted(names[:shards]))
-    with trial.group("workers: none has two shards more than another", hint="who has which of them?", see=1):
-        for shards, count in workers:
-            held = []
-            for number in range(count):
-                mine = new(shards, 2)
-                with _in_worker(number, count, mine):
-                    list(mine)
-                held.append(len(opened))
-            case = f"{shards} shards, {count} workers"
+            disk = _Disk(answer, count)
+            for shard in disk.names:
+                got = [sample.place for sample in disk.stream if sample.shard == shard]
+                trial.equal(f"{shard} of {count}", got, list(range(disk.sizes[shard])))
+    with trial.group("the order of shards follows from seed + epoch", hint="when is the order made, and from what?"):
+        for count, seed, epoch in ((9, 0, 0), (9, 3, 2), (5, 0, 7)):
+            disk = _Disk(answer, count, seed, epoch)
+            for number in (epoch, epoch + 1):
+                want = [disk.names[place] for place in _order(count, seed + number)]
+                disk.opened.clear()
+                list(disk.stream)
+                trial.equal(f"seed {seed}, epoch {number}", disk.opened, want)
+                disk.stream.set_epoch(number + 1)
+    for shards, count in itertools.product((1, 2, 5, 9), (1, 2, 3, 4, 11)):
+        case = f"{shards} shards, {count} workers"
+        parts = [_Disk(answer, shards, 2) for _ in range(count)]
+        samples = [disk.of_worker(number, count) for number, disk in enumerate(parts)]
+        want = {name: size for name, size in _Disk.sizes.items() if size and name in parts[0].names}
+        with trial.group("workers: no sample is lost or repeated", hint="do all workers mean the same order?", see=1):
+            found = Counter(sample.shard for part in samples for sample in part)
+            trial.equal(case, dict(sorted(found.items())), dict(sorted(want.items())))
+        with trial.group("workers: each shard is read by one of them", hint="how often is `read` called?", see=1):
+            opened = [shard for disk in parts for shard in disk.opened]
+            trial.equal(case, sorted(opened), sorted(parts[0].names))
+        with trial.group("workers: none has two shards more than another", hint="who has which of them?", see=1):
+            held = [len(disk.opened) for disk in parts]
             trial.that(case, max(held) - min(held) < 2, expected="one more at most", got=f"shards of each: {held}")
-    with trial.group(
-        "workers: the shards are in the epoch's order", hint="in which order does a worker read its part?"
-    ):
-        for shards, count in workers:
-            wanted = shards_in(new(shards, 4, 1))
-            for got in map(shards_in, of_workers(shards, count, 4, 1)):
-                trial.equal(f"{shards} shards, {count} workers", got, [shard for shard in wanted if shard in got])
-    with trial.group("a shard is read when its first sample is asked for", hint="when is `read` called?", see=2):
-        for count, where in itertools.product((2, 9), ("main process", "worker")):
-            made = new(count, 1)
-            with nullcontext() if where == "main process" else _in_worker(0, 1, made):
-                list(made)
-                order = list(opened)
-                opened.clear()
-                iterator = iter(made)
-                trial.equal(f"{where}: read before the first sample", opened, [])
-                for shard, _ in iterator:
-                    due = order[: order.index(shard) + 1]
-                    trial.equal(f"{where}: read when a sample of shard {shard!r} comes", opened, due)
+
+    with trial.group("a shard is read when its first sample is due", hint="when is `read` called?", see=2):
+        disk = _Disk(answer)
+        order = [disk.names[place] for place in _order(9, 0)]
+        samples = iter(disk.stream)
+        trial.equal("read before the first sample", disk.opened, [])
+        for sample in samples:
+            due = order[: order.index(sample.shard) + 1]
+            trial.equal(f"read when a sample of {sample.shard} comes", disk.opened, due)
+            del sample
     with trial.group("samples are passed on one by one", hint="how many samples does the stream hold?", see=2):
-        for where in ("main process", "worker"):
-            alive: weakref.WeakSet = weakref.WeakSet()
-
-            def watched(shard: Any, alive: weakref.WeakSet = alive) -> Iterator[Any]:
-                for _ in range(20):
-                    sample = _Read()
-                    alive.add(sample)
-                    yield sample
-                    del sample
-
-            made, most = answer([1, 2], watched), 0
-            with nullcontext() if where == "main process" else _in_worker(0, 1, made):
-                for _ in made:
-                    most = max(most, len(alive))
-            trial.that(where, most < 4, expected="two samples alive at most", got=f"{most} of 40")
-    errors: list[Exception] = [OSError("gone"), ValueError("bad"), KeyError("k"), _TornError(), RuntimeError("torn")]
-    with trial.group("an error names the shard", hint="which of your lines can raise it, and who catches it?", see=2):
-        for number, error in enumerate(errors):
-            kind = (list, tuple)[number % 2]
-            shards = [kind(("of/shard", name)) for name in names]
-            bad = "iadef"[number]
-            for at_once, where in itertools.product((False, True), ("main process", "worker")):
-                reads: list[str] = []
-
-                def broken(
-                    shard: Sequence[str], bad: str = bad, error: Exception = error, at_once=at_once, reads=reads
-                ) -> Any:
-                    reads.append(shard[1])
-                    if shard[1] == bad and at_once:
-                        raise error
-                    return itertools.chain(samples(shard[1]), raising(error) if shard[1] == bad else ())
-
-                def raising(error: Exception) -> Iterator[str]:
-                    raise error
-                    yield ""
-
-                made = answer(shards, broken, 0)
-                got: list[Any] = []
-                raised: Exception | None = None
-                with nullcontext() if where == "main process" else _in_worker(0, 1, made):
-                    try:
-                        got.extend(made)
-                    except Exception as caught:
-                        raised = caught
-                name = str(kind(("of/shard", bad)))
-                shown = "no error" if raised is None else f"{type(raised).__name__}: {raised}"
-                case = f"{where}: {type(error).__name__} in shard {name}, {'from' if at_once else 'after'} `read`"
-                fine = isinstance(raised, RuntimeError) and name in str(raised)
-                trial.that(case, fine, expected=f"RuntimeError with {name}", got=shown)
-                cause = raised and raised.__cause__
-                trial.that(f"{case}: cause", raised is None or cause is error, expected=repr(error), got=repr(cause))
-                trial.equal(f"{case}: how often it is read", reads.count(bad), 1)
-    with trial.group("leaving the stream early is no error", hint="what does your `except` catch?"):
-        for stop in (GeneratorExit, KeyboardInterrupt):
-            iterator = answer([["x"]], lambda shard: iter("abc"))
-            iterator = iter(iterator)
-            next(iterator)
-            if not hasattr(iterator, "throw"):
-                break  # no generator: nothing can be thrown into it
+        disk = _Disk(answer)
+        most = max(len(disk.alive) for _ in disk.stream)
+        trial.that("samples that are alive", most < 4, expected="two at most", got=f"{most} of 25")
+    with trial.group("an error names the shard, and has a cause", hint="who catches it, and what is raised?", see=2):
+        for bad in ("shard-i", "shard-d", "shard-f"):
+            wanted = f"RuntimeError naming {bad}, with the OSError as its cause"
             try:
-                iterator.throw(stop())
-                raised = None
-            except BaseException as caught:
-                raised = caught
-            trial.that(stop.__name__, type(raised) is stop, expected=f"{stop.__name__}, as it came", got=repr(raised))
-    with trial.group("ValueError without shards", hint="look at the shards in `__init__`"):
-        _raises(trial, "no shards", lambda: answer([], read), "")
+                list(_Disk(answer, broken=bad).stream)
+                trial.that(f"{bad} breaks off", False, expected=wanted, got="no exception")
+            except (OSError, RuntimeError, ValueError) as error:
+                right = type(error) is RuntimeError and bad in str(error) and isinstance(error.__cause__, OSError)
+                got = f"{type(error).__name__}: {error}, cause {error.__cause__!r}"
+                trial.that(f"{bad} breaks off", right, expected=wanted, got=got)
 
 
 # ---------------------------------------------------------------- 15-02.5
 
 
 class _Resumable(Sampler[int]):
-    """Stand-in."""
+    """The stand-in, and the reference for a random script: counts what was handed out since epoch 0."""
 
-    def __init__(self, size, seed=0):
-        self.size, self.seed, self.count = size, seed, 0
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self.seed = seed
+        self.count = 0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
-    def __iter__(self):
-        while True:
-            epoch, place = divmod(self.count, self.size)
+    def __iter__(self) -> Iterator[int]:
+        epoch, place = divmod(self.count, self.size)
+        for index in _order(self.size, self.seed + epoch)[place:]:
             self.count += 1
-            yield _order(self.size, self.seed + epoch)[place]
-            if place == self.size - 1:
-                return
+            yield index
 
-    def state_dict(self, in_flight=0):
+    def state_dict(self, in_flight: int = 0) -> dict[str, int]:
         return {"size": self.size, "seed": self.seed, "count": self.count - in_flight}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if (state["size"], state["seed"]) != (self.size, self.seed):
+            raise ValueError("the state is of another sampler")
         self.count = state["count"]
-
-
-def _take(sampler: Any, count: int) -> list[int]:
-    """The first indices of one `iter`, which is then left."""
-    return list(itertools.islice(iter(sampler), count))
 
 
 @exercise(
     "15-02.5",
     "Resumable sampler",
     points=20,
-    demands=14,
+    demands=7,
     stand_in=lambda: _Resumable,
     stand_in_name="a finished resumable sampler",
 )
 def resume(trial: Trial, answer: Any) -> None:
     """`answer(size, seed)` is a sampler with a state."""
 
-    def run(size: int, seed: int, start: int, count: int) -> list[int]:
-        """Indices number `start` to `start + count` since epoch 0, of a sampler that nobody interrupts."""
-        sampler, every = answer(size, seed), []
-        while len(every) < start + count:
-            every += itertools.islice(sampler, size + 1)
-            trial.that("a whole epoch", len(every) % size == 0 and len(every) > 0, expected=size, got=len(every))
-        return every[start : start + count]
+    def take(sampler: Any, count: int) -> list[int]:
+        """The first indices of one `iter`, which is then left; an endless one is cut."""
+        return list(itertools.islice(sampler, min(count, 60)))
 
-    def follow(sampler: Any, size: int, seed: int, start: int, name: str) -> None:
-        """The sampler goes on after `start` indices: the rest of that epoch, then two whole ones."""
-        rest = size - start % size
-        got = list(itertools.islice(sampler, size + 1))
-        trial.equal(f"{name}: the next iter", got, run(size, seed, start, rest))
-        for more in (0, 1):
-            got = list(itertools.islice(sampler, size + 1))
-            trial.equal(f"{name}: epoch {more + 1} after it", got, run(size, seed, start + rest + more * size, size))
+    def follow(case: str, sampler: Any, size: int, seed: int, handed: int) -> None:
+        """The sampler hands out what follows after so many indices: the rest of that epoch, then two whole ones."""
+        whole = answer(size, seed)
+        epochs = [take(whole, size + 1) for _ in range(handed // size + 3)]
+        want = epochs[handed // size :]
+        want[0] = want[0][handed % size :]
+        for place, indices in enumerate(want, 1):
+            trial.equal(f"{case}: `iter` number {place} after it", take(sampler, size + 1), indices)
 
-    sizes = ((7, 0), (1, 3), (20, 5), (2, 1))
-    with trial.group("each epoch has its permutation", hint="compare with torch.randperm for epochs 0, 1 and 2"):
-        for size, seed in sizes:
-            sampler = answer(size, seed) if seed else answer(size)
-            for epoch in range(12):
-                got = list(itertools.islice(sampler, size + 1))
-                trial.equal(f"size {size}, seed {seed}, epoch {epoch}", got, _order(size, seed + epoch))
-                trial.that("ints", all(map(_is_int, got)), expected="ints", got=type(got[0]).__name__)
-    with trial.group("the global random state is neither used nor changed", hint="whose numbers does your order take?"):
-        before = _global_state()
-        list(itertools.islice(answer(20), 21))
-        trial.that("state", before == _global_state(), expected="the state as it was", got="another state")
-    with trial.group("iter goes on behind the last index handed out", hint="break out of a loop, then begin another"):
-        for size, seed, count in ((20, 0, 6), (20, 2, 19), (7, 0, 1), (7, 4, 3)):
-            sampler = answer(size, seed)
-            trial.equal(f"the first {count}", _take(sampler, count), run(size, seed, 0, count))
-            follow(sampler, size, seed, count, f"after {count} of {size}")
-        sampler = answer(20)
-        parts = [_take(sampler, count) for count in (3, 4, 5)]
-        trial.equal("three pieces", list(itertools.chain.from_iterable(parts)), run(20, 0, 0, 12))
-    with trial.group(
-        "after an epoch's last index iter begins the next one", hint="stop exactly at the end of an epoch"
-    ):
-        for size, seed in sizes:
-            sampler = answer(size, seed)
-            for epoch in range(2):
-                trial.equal(f"{size} of {size}", _take(sampler, size), run(size, seed, epoch * size, size))
-            follow(sampler, size, seed, 2 * size, f"after exactly two epochs of {size}")
-    with trial.group("the state survives JSON", hint="which values does your dict hold?"):
-        for count in (0, 3, 9):
-            sampler = answer(9)
-            _take(sampler, count)
-            state = sampler.state_dict()
-            trial.that("kind", isinstance(state, dict), expected="a dict", got=type(state).__name__)
-            trial.that("JSON", _survives(state), expected="the same dict", got=repr(state)[:150])
-
-    with trial.group("the state is a few numbers, however far it is", hint="what grows with size, or with time?"):
-        for size, epochs in ((3000, 1), (2, 500)):
-            sampler = answer(size)
-            for _ in range(epochs):
-                list(itertools.islice(sampler, size + 1))
-            state = sampler.state_dict()
-            others = {key: value for key, value in state.items() if not isinstance(value, int | float)}
-            hint = "which values does your dict hold?"
-            trial.that("what it holds", not others, expected="numbers only", got=repr(others)[:150], hint=hint)
-            length = len(json.dumps(state))
-            trial.that(f"size {size}, {epochs} epochs", length < 300, expected="under 300 letters of JSON", got=length)
-
-    def saved(size: int, seed: int, epochs: int, count: int, in_flight: int | None = None) -> tuple[Any, Any]:
-        """A sampler that has handed out `epochs` epochs and `count` indices, and its state."""
+    def after(size: int, seed: int, *pieces: int) -> Any:
+        """A sampler from which so many indices were taken, one `iter` after the other."""
         sampler = answer(size, seed)
-        for _ in range(epochs):
-            list(itertools.islice(sampler, size + 1))
-        _take(sampler, count)
-        return sampler, sampler.state_dict() if in_flight is None else sampler.state_dict(in_flight)
+        for count in pieces:
+            take(sampler, count)
+        return sampler
 
-    places = ((20, 0, 0, 0), (20, 0, 0, 6), (20, 3, 2, 11), (7, 1, 1, 6), (7, 0, 3, 0), (1, 0, 2, 0))
-    with trial.group("a new sampler goes on from the state", hint="what is saved, and when does your state change?"):
-        for size, seed, epochs, count in places:
-            sampler, state = saved(size, seed, epochs, count)
-            _take(sampler, 3)  # going on changes no state that was saved
-            new = answer(size, seed)
-            new.load_state_dict(state)
-            follow(new, size, seed, epochs * size + count, f"{epochs} epochs and {count} of {size}")
-    with trial.group("a used sampler goes on from the state", hint="what of the old place is left after loading?"):
-        for size, seed, epochs, count in places:
-            _, state = saved(size, seed, epochs, count)
-            used, _ = saved(size, seed, 1, min(4, size - 1))
-            used.load_state_dict(state)
-            follow(used, size, seed, epochs * size + count, f"{epochs} epochs and {count} of {size}")
-    ahead_of = ((20, 0, 0, 9, 4), (20, 1, 1, 20, 5), (20, 1, 2, 0, 7), (20, 0, 0, 6, 6), (20, 0, 1, 3, 5))
-    with trial.group("in_flight: what is not trained on comes again", hint="the sampler is ahead of training", see=1):
-        for size, seed, epochs, count, ahead in (*ahead_of, (6, 2, 3, 2, 9), (3, 0, 4, 1, 13), (1, 0, 3, 0, 2)):
-            sampler, state = saved(size, seed, epochs, count, ahead)
-            done = epochs * size + count
-            trial.equal("asked again", sampler.state_dict(ahead), state)
-            new = answer(size, seed)
-            new.load_state_dict(state)
-            follow(new, size, seed, done - ahead, f"{done} handed out of epochs of {size}, {ahead} in flight")
-    with trial.group("saved, loaded, saved and loaded again", hint="what does the state say after a state was loaded?"):
-        for size, seed, pieces in ((20, 0, (6, 3, 15, 20, 1)), (7, 2, (5, 5, 5, 5))):
-            state, done = None, 0
-            for count in pieces:
-                sampler = answer(size, seed)
-                if state is not None:
-                    kept = json.dumps(state)
-                    sampler.load_state_dict(state)
-                left = count
-                while left:
-                    got = _take(sampler, min(left, size - done % size))
-                    trial.equal(f"after {done}", got, run(size, seed, done, len(got)))
-                    left, done = left - len(got), done + len(got)
-                if state is not None:
-                    trial.equal("the state that was loaded", json.dumps(state), kept)
-                state = sampler.state_dict()
-            new = answer(size, seed)
-            new.load_state_dict(sampler.state_dict(done))
-            follow(new, size, seed, 0, f"{done} handed out, all of them in flight")
-    with trial.group("len() is size", hint="whatever the state"):
-        for size in (1, 9):
-            sampler = answer(size)
-            trial.equal("new", len(sampler), size)
-            _take(sampler, 4)
-            trial.equal("after some", len(sampler), size)
-    with trial.group("ValueError for a size that can't be used", hint="look at it in `__init__`"):
-        for size in (0, -3, 2.5, 2.0):
-            _raises(trial, f"size={size}", lambda size=size: answer(size), "")
-    with trial.group("ValueError for an impossible in_flight", hint="how many have been handed out, since epoch 0?"):
-        for epochs, count in ((0, 0), (0, 4), (1, 2)):
-            done = epochs * 9 + count
-            for wrong in (-1, done + 1):
-                what = f"in_flight={wrong} of {done}"
-                _raises(trial, what, lambda e=epochs, c=count, w=wrong: saved(9, 0, e, c, w), "")
-            saved(9, 0, epochs, count, done)
-    with trial.group("ValueError for the state of another sampler", hint="what tells you whose state it is?"):
-        _, state = saved(9, 0, 0, 4)
-        for size, seed in ((8, 0), (9, 1)):
-            what = f"size 9, seed 0 into size {size}, seed {seed}"
-            _raises(trial, what, lambda s=size, d=seed: answer(s, d).load_state_dict(state), "")
+    with trial.group("each epoch has its permutation", hint="compare with torch.randperm for epochs 0, 1 and 2"):
+        for size, seed in ((7, 0), (20, 5), (1, 3)):
             sampler = answer(size, seed)
-            _take(sampler, 2)
-            before = sampler.state_dict()
-            try:
-                sampler.load_state_dict(state)
-            except ValueError:
-                trial.equal("its own state afterwards", sampler.state_dict(), before)
-
-
-def _survives(state: Any) -> bool:
-    try:
-        return json.loads(json.dumps(state)) == state
-    except (TypeError, ValueError):
-        return False
+            trial.equal("len()", len(sampler), size)
+            for epoch in range(4):
+                got = take(sampler, size + 1)
+                trial.equal(f"size {size}, seed {seed}, epoch {epoch}", got, _order(size, seed + epoch))
+    with trial.group("iter goes on after the last index handed out", hint="break out of a loop, then begin another"):
+        for size, seed, pieces in ((20, 0, (6,)), (20, 2, (21, 19)), (7, 4, (3, 1, 2))):
+            handed = sum(min(count, size) for count in pieces)
+            follow(f"{pieces} taken of {size}", after(size, seed, *pieces), size, seed, handed)
+    with trial.group("after an epoch's last index, iter begins the next one", hint="stop exactly at the end"):
+        for size, seed in ((7, 0), (20, 5), (1, 3)):
+            follow(f"exactly two epochs of {size}", after(size, seed, size, size), size, seed, 2 * size)
+    with trial.group("the state is a dict of numbers that survives JSON", hint="which values does your dict hold?"):
+        for pieces in ((), (4,), (10, 3)):
+            state = after(9, 0, *pieces).state_dict()
+            numbers = isinstance(state, dict) and all(isinstance(value, int | float) for value in state.values())
+            small = numbers and len(state) < 9 and json.loads(json.dumps(state)) == state
+            trial.that(f"{pieces} taken", small, expected="a few numbers under names", got=repr(state)[:150])
+    with trial.group("a sampler goes on from the state, new or used", hint="what of the old place is left?"):
+        for size, seed, pieces in ((20, 0, ()), (20, 0, (6,)), (20, 3, (21, 21, 11)), (7, 1, (8, 6))):
+            saved = after(size, seed, *pieces)
+            state = saved.state_dict()
+            take(saved, 2)  # going on changes no state that was saved
+            handed = sum(min(count, size) for count in pieces)
+            for name, sampler in (("new", answer(size, seed)), ("used", after(size, seed, size + 1, 3))):
+                sampler.load_state_dict(dict(state))
+                follow(f"{handed} handed out, {name}", sampler, size, seed, handed)
+    with trial.group("in_flight: what is not trained on comes again", hint="where is training?", see=1):
+        for size, pieces, ahead in ((20, (9,), 4), (20, (20,), 5), (20, (21, 3), 5), (6, (7, 7, 2), 9), (20, (6,), 6)):
+            sampler = after(size, 1, *pieces)
+            handed = sum(min(count, size) for count in pieces)
+            first = sampler.state_dict(ahead)
+            case = f"{handed} of epochs of {size}, {ahead} in flight"
+            trial.equal(f"{case}: asked again", sampler.state_dict(ahead), first)
+            new = answer(size, 1)
+            new.load_state_dict(first)
+            follow(case, new, size, 1, handed - ahead)
+    with trial.group("the state of another size or seed raises ValueError", hint="what tells you whose state it is?"):
+        state = after(9, 0, 4).state_dict()
+        for size, seed in ((8, 0), (9, 1)):
+            sampler = answer(size, seed)
+            raises(trial, f"size {size}, seed {seed}", partial(sampler.load_state_dict, state), ValueError)
