@@ -31,8 +31,8 @@ from shared.killing import kill_here, launch_killed
 from shared.launcher import launch
 
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
-    ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm file-log progress ex-file checkpoint aside
-    newest place forward groups metrics default-parts ranks trainer-with-parts synced ex-step own-parts read-means
+    ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm file-log progress ex-file checkpoint
+    aside newest place forward groups metrics default-parts ranks trainer-with-parts synced ex-step own-parts read-means
     sampler generators final-trainer fingerprint ex-state trace job load-weights schedule ema leave health
     update-ratio"""
 ROOT = Path(__file__).parent.parent
@@ -126,7 +126,9 @@ def test_a_trainer_that_is_used_twice_trains_as_a_new_one(lesson):
     assert (trainer.step, trainer.epochs_done) == (14, 2)
 
 
-@pytest.mark.parametrize("hook", ["epoch_start", "batch_start", "before_step", "batch_end", "validation_start", "fit_end"])
+@pytest.mark.parametrize(
+    "hook", ["epoch_start", "batch_start", "before_step", "batch_end", "validation_start", "fit_end"]
+)
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_after_an_error_nothing_stays_open_and_nothing_claims_to_be_finished(lesson, hook, error):
     first, closed, model = lesson.Recorder(), [], net()
@@ -631,7 +633,7 @@ def test_interrupted_at_each_step_the_run_ends_with_the_same_bits(lesson, tmp_pa
 
 def test_damaged_checkpoints_are_reported_and_older_ones_used(lesson, tmp_path, capsys):
     wanted = everything(lesson, tmp_path)
-    newest, before = lesson.step_files(tmp_path / "checkpoints")
+    newest, _ = lesson.step_files(tmp_path / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-1])
     assert wanted == everything(lesson, tmp_path)
     assert capsys.readouterr().out.count("left out: ") == 1
@@ -695,7 +697,16 @@ rank_job.__module__ = "__main__"
 
 @pytest.mark.parametrize("hook", ["on_batch_start", "on_before_step", "on_batch_end"])
 def test_a_signal_on_one_rank_is_an_error_and_on_all_ranks_a_signal(lesson, hook):
-    names = "Ranks DistributedDataParallel CancelBatch StepLog loss reading_means Trainer Callback".split()
+    names = [
+        "Ranks",
+        "DistributedDataParallel",
+        "CancelBatch",
+        "StepLog",
+        "loss",
+        "reading_means",
+        "Trainer",
+        "Callback",
+    ]
     part = SimpleNamespace(**{name: getattr(lesson, name) for name in names})
     (one, losses), (two, others) = launch(rank_job, 2, part, hook, True, timeout=60)
     assert one == two == (9 if hook == "on_batch_end" else 8)

@@ -6,7 +6,6 @@ import io
 import math
 import os
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -81,7 +80,8 @@ class StageByStage(ANSWERS["Trainer"]):
 
     def run_batches(self):
         self.model.train()
-        for self.batch in self.train_loader:
+        for batch in self.train_loader:
+            self.batch = batch
             self.absorbed(CancelBatch, self.whole_batch)
 
     def whole_batch(self):
@@ -232,6 +232,7 @@ WRONG_STOPPING = {
     "the gain over the last value": (variant("stopping", ("        else:\n            self.wait += 1\n", "        else:\n            self.best = value\n            self.wait += 1\n")), "best"),
     "equal values are better": (variant("stopping", ("gain > self.min_delta", "gain >= self.min_delta")), "best"),
     "wait goes on": (variant("stopping", ("            self.wait = 0\n        else", "            pass\n        else")), "best and wait"),
+    "min_delta only with max": (variant("stopping", ("gain > self.min_delta", 'gain > (self.min_delta if self.mode == "max" else 0)')), "min_delta"),
     "without min_delta": (variant("stopping", ("gain > self.min_delta", "gain > 0")), "min_delta"),
     "the mode doesn't matter": (variant("stopping", ('self.best - value if self.mode == "min" else value - self.best', "self.best - value")), "mode='max'"),
     "one epoch late": (variant("stopping", ("self.wait >= self.patience", "self.wait > self.patience")), "patience"),
@@ -413,7 +414,7 @@ class ByLists(ANSWERS["GroupStep"]):
     def __call__(self, trainer):
         trainer.optimizer.zero_grad(set_to_none=False)
         group = list(trainer.batch)
-        sizes = torch.tensor([float(self.weigh(batch)) for batch in group])
+        sizes = torch.tensor([float(self.weigh(batch)) for batch in group], dtype=torch.float64)
         shares = (sizes / sizes.sum()).tolist()
         found = []
         while group:
@@ -455,7 +456,8 @@ WRONG_STEP = {
     "divided by the number": (variant("step", (_SHARE, "(1 / len(group))")), "whole batch"),
     "a sum": (variant("step", (" * " + _SHARE, "")), "whole batch"),
     "by the largest": (variant("step", (_SHARE, "(weight / max(weights) / len(group))")), "whole batch"),
-    "always samples": (variant("step", ("self.weigh(batch)", "count_samples(batch)")), "weigh says"),
+    "always samples": (variant("step", ("self.weigh(batch)", "count_samples(batch)")), "whole batch"),
+    "only the loss is weighed": (variant("step", (_SCALE, "self.scaler.scale(trainer.loss_fn(output, y) / len(group)).backward()")), "whole batch"),
     "the loss of the last": (variant("step", ("trainer.loss = total", "trainer.loss = share.detach()")), "loss of the group"),
     "with a graph": (variant("step", ("share.detach()", "share")), "loss of the group"),
     "the mean of losses": (variant("step", ("total + share.detach()", "total + share.detach() / weight * sum(weights) / len(group)")), "loss of the group"),

@@ -92,7 +92,9 @@ def _heard(kind: type, case: Mapping[str, Any]) -> dict[str, list[str]]:
         stage = hook[3:].removesuffix("_start")
         if hook.endswith("_start") and stage != "batch":
             for cleanup in ("first", "second"):
-                trainer.exits[stage].callback(closed.append, f"{cleanup} of {stage}, after {len(hooks)} hooks")
+                trainer.exits[stage].callback(
+                    lambda c=cleanup: closed.append(f"{c} of {stage}, after {len(hooks)} hooks")
+                )
         if hook == f"on_{case['hook']}" and number == case["call"]:
             raise case["error"]
 
@@ -208,13 +210,17 @@ def _early_stopping(base: type | None = None, signal: type[Exception] | None = N
 
 
 _STOPPING: list[tuple[str, dict[str, list], str, int | None]] = [  # demand, options, hint, folded hint
-    ("best and wait follow the values", {"patience": [99]}, "which values are better than all before?", None),
-    ("min_delta is a gain over best", {"patience": [99], "min_delta": [0.25, 0.5]}, "how far from best is it?", 1),
-    ("mode='max'", {"patience": [99], "mode": ["max"], "min_delta": [0.0, 0.25]}, "where does a larger one win?", 1),
+    (
+        "best and wait follow the values and min_delta",
+        {"min_delta": [0.0, 0.25, 0.5]},
+        "how far is it from best?",
+        1,
+    ),
+    ("mode='max'", {"mode": ["max"], "min_delta": [0.0, 0.25]}, "where does a larger one win?", 1),
     ("stops when wait reaches patience", {"patience": [1, 2, 3]}, "how large is wait then, and what ends a run?", 2),
-    ("monitor and the default patience", {"monitor": ["val_accuracy"]}, "which of the arguments are used?", None),
-    ("a second run begins anew", {"patience": [99]}, "what is left over from the first run?", 3),
-    ("NaN or infinity: stops, best and wait stay", {"patience": [99]}, "what do comparisons with it give?", 2),
+    ("monitor is the metric's name", {"monitor": ["val_accuracy"]}, "which of the metrics is looked at?", None),
+    ("a second run begins anew", {}, "what is left over from the first run?", 3),
+    ("NaN or infinity: stops, best and wait stay", {}, "what do comparisons with it give?", 2),
 ]
 
 
@@ -222,7 +228,7 @@ _STOPPING: list[tuple[str, dict[str, list], str, int | None]] = [  # demand, opt
     "15-10.2",
     "Early stopping",
     points=15,
-    demands=7,
+    demands=6,
     stand_in=_early_stopping,
     stand_in_name="the check's own answer",
 )
@@ -234,7 +240,7 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     for demand, choices, hint, see in _STOPPING:
         with trial.group(demand, hint=hint, see=see):
             for _ in range(40):
-                options = {name: random.choice(values) for name, values in choices.items()}
+                options = {"patience": 99} | {name: random.choice(values) for name, values in choices.items()}
                 events = []
                 for _ in range(2 if "second" in demand else 1):
                     # multiples of 1/8: no rounding, many equal values, many gains of exactly min_delta
@@ -765,30 +771,33 @@ def _stepped(
     "15-10.5",
     "A step for a group",
     points=15,
-    demands=7,
+    demands=6,
     stand_in=_group_step,
     stand_in_name="the check's own answer",
 )
 def group_step(trial: Trial, answer: Any) -> None:
     """`answer(scaler, weigh)(trainer)` takes one step for the list trainer.batch."""
     _lesson(answer, "__call__")
+    mine = lambda sizes: _stepped(answer, sizes, groups.index(sizes)).gradient  # noqa: E731
     groups = [[8], [4, 4], [5, 5, 5, 1], [1, 7, 2], [3, 3, 3, 3, 2]]
     table: list[tuple[str, str, int | None, dict, Callable[[Any, list[int]], tuple]]] = [
-        ("the gradient of the whole batch", "what does a batch count in its group?", 1, {},
-         lambda it, sizes: (it.gradient, it.right["gradient"])),
-        ("weigh says what a batch counts", "what is asked for a batch's weight?", 1,
-         {"weigh": lambda batch: 1.0 + batch[1].sum().item()}, lambda it, sizes: (it.gradient, it.right["gradient"])),
         ("trainer.loss is the loss of the group, without a graph", "what is the loss when the group is done?", 2, {},
          lambda it, sizes: ([float(it.loss), it.loss.requires_grad], [it.right["loss"], False])),
         ("hooks: before each backward, and around one step", "how often does each moment come?", 1, {},
          lambda it, sizes: (it.calls, ["on_before_backward"] * len(sizes) + ["on_before_step", "on_after_step"])),
         ("old gradients don't count", "what is in the gradients before the first batch?", 1, {"old": True},
-         lambda it, sizes: (it.gradient, it.right["gradient"])),
+         lambda it, sizes: (it.gradient, mine(sizes))),
         ("backward is called on what the scaler has scaled", "what goes through self.scaler, and what doesn't?", None,
-         {"scaler": _Scaler()}, lambda it, sizes: (it.gradient, it.right["gradient"])),
+         {"scaler": _Scaler()}, lambda it, sizes: (it.gradient, mine(sizes))),
         ("gradients travel once, with the last batch", "what is computed in the block of synced?", None, {},
          lambda it, sizes: (it.travelled, [False] * (len(sizes) - 1) + [True])),
     ]  # fmt: skip
+    with trial.group("the gradient of the whole batch, by the shares of weigh", hint="what does a batch count?", see=1):
+        for weigh in (None, lambda batch: 1.0 + batch[1].sum().item()):
+            for seed, sizes in enumerate(groups):
+                found = _stepped(answer, sizes, seed, weigh=weigh)
+                case = f"batches of {sizes}" + ", another weigh" * bool(weigh)
+                trial.close(case, found.gradient, found.right["gradient"])
     for demand, hint, see, options, look in table:
         with trial.group(demand, hint=hint, see=see):
             for seed, sizes in enumerate(groups):
@@ -831,9 +840,14 @@ def _run_state() -> type:
     return RunState
 
 
+def _final_trainer() -> type:
+    """The lesson's last class of this name; the first is an exercise's answer."""
+    return _LESSON["fingerprint"].__globals__["Trainer"]
+
+
 def _run(answer: Any, saved: Any = None, *, epochs: int = 2, size: int = 4, draws: bool = False) -> SimpleNamespace:
     """Train, from a saved state if there is one. Keeps a state for each batch and epoch."""
-    lesson = SimpleNamespace(**{name: _LESSON[name] for name in ("Callback", "Trainer")})
+    lesson = SimpleNamespace(Callback=_LESSON["Callback"], Trainer=_final_trainer())
     found = SimpleNamespace(states=[], put_back=0, state=answer(saved))
 
     class Keeps(lesson.Callback):
@@ -907,7 +921,7 @@ def run_state(trial: Trial, answer: Any) -> None:
         for number in (1, 3):
             state = answer(whole.states[number])
             net = _net(1)
-            other = _LESSON["Trainer"]([], state=state)
+            other = _final_trainer()([], state=state)
             adam = torch.optim.Adam(net.parameters())
             before = [tensor.clone() for tensor in net.state_dict().values()]
             with mock.patch.object(torch, "set_rng_state", side_effect=AssertionError("generators were set")):
