@@ -519,7 +519,7 @@ WRONG_STATE = {
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (variant("state", ('states["began"]', 'states["now"]')), "saved in an epoch"),
     "generators aren't set": (variant("state", (_BEGAN, "            pass\n")), "saved in an epoch"),
-    "put back before the loader": (variant("state", (_BEGAN, _BEGAN + "            self.put_back(trainer)\n")), "saved in an epoch"),
+    "put back before the loader": (variant("state", (_NOTES, _NOTES + "        if self.pending is not None:\n            self.put_back(trainer)\n")), "saved in an epoch"),
     "never at once": (variant("state", (_AT_ONCE, "")), "saved between"),
     "put back in each epoch": (variant("state", (_LATER, "        if self.pending is not None:\n            state = self.pending\n            self.put_back(trainer)\n            self.pending = state\n")), "put back once"),
     "began isn't noted": (variant("state", (_NOTES, "")), "go on again"),
