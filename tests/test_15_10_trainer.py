@@ -31,7 +31,7 @@ from shared.killing import kill_here, launch_killed
 from shared.launcher import launch
 
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
-    ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm file-log progress ex-file checkpoint
+    ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log progress ex-file checkpoint
     aside newest place forward groups metrics default-parts ranks trainer-with-parts synced ex-step own-parts read-means
     sampler generators final-trainer fingerprint ex-state trace job load-weights schedule ema leave health
     update-ratio"""
@@ -214,7 +214,8 @@ def test_steps_and_batches_of_ones_own(lesson):
     data = [(x, torch.ones_like(x), y) for x, y in batches(8, 30)]
     log = lesson.StepLog({"loss": lesson.loss})
     trainer = lesson.Trainer([log], forward=lesson.masked_forward, train_step=lesson.closure_step)
-    trainer.fit(model, torch.optim.LBFGS(model.parameters(), 0.5), F.cross_entropy, data[:1] * 8, data[:1])
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    trainer.fit(model, optimizer, F.cross_entropy, data[:1] * 8, data[:1])
     assert log.rows[7]["loss"] < log.rows[0]["loss"] / 2
 
 
@@ -599,6 +600,7 @@ def everything(lesson, folder, stop=math.inf, loader=None, precision="fp32"):
         return [lesson.EMA(), lesson.LRSchedule(lambda o: OneCycleLR(o, 3e-3, total_steps=16))]
 
     options = {"make_loader": loader or shuffled, "more": more, "precision": precision}
+    Path(folder).mkdir(exist_ok=True)
     return lesson.job(Path(folder), X, Y, stop, **options)
 
 
