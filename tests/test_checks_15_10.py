@@ -90,45 +90,61 @@ class StageByStage(ANSWERS["Trainer"]):
         self.call("on_batch_end")
 
 
-_STAGE = '''        with ExitStack() as self.exits[name]:
+_STAGE = """        with ExitStack() as self.exits[name]:
             self.call(f"on_{name}_start")
             yield
             self.call(f"on_{name}_end")
-'''
-_BATCH = '''            try:
+"""
+_BATCH = """            try:
                 self.call("on_batch_start")
                 self.train_step()
                 self.call("on_batch_end")
             except CancelBatch:
                 continue
-'''
-_EPOCH = '''            with suppress(CancelEpoch):
+"""
+_EPOCH = """            with suppress(CancelEpoch):
                 self.run_batches()
             if self.val_loader is not None:
                 self.validate()
-'''
+"""
 WRONG_TRAINER = {
     "the end hook in finally": (
-        variant("trainer", (_STAGE, '''        with ExitStack() as self.exits[name]:
+        variant(
+            "trainer",
+            (
+                _STAGE,
+                """        with ExitStack() as self.exits[name]:
             self.call(f"on_{name}_start")
             try:
                 yield
             finally:
                 self.call(f"on_{name}_end")
-''')),
+""",
+            ),
+        ),
         "no end hook",
     ),
     "cleanups only at a good end": (
-        variant("trainer", (_STAGE, '''        self.exits[name] = ExitStack()
+        variant(
+            "trainer",
+            (
+                _STAGE,
+                """        self.exits[name] = ExitStack()
         self.call(f"on_{name}_start")
         yield
         self.call(f"on_{name}_end")
         self.exits[name].close()
-''')),
+""",
+            ),
+        ),
         "cleanups run",
     ),
     "one stack for all stages": (
-        variant("trainer", (_STAGE, '''        stack = self.exits.setdefault("fit", ExitStack())
+        variant(
+            "trainer",
+            (
+                _STAGE,
+                """        stack = self.exits.setdefault("fit", ExitStack())
         self.exits[name] = stack
         try:
             self.call(f"on_{name}_start")
@@ -137,54 +153,98 @@ WRONG_TRAINER = {
         finally:
             if name == "fit":
                 stack.close()
-''')),
+""",
+            ),
+        ),
         "cleanups run",
     ),
     "cleanups before the end hook": (
-        variant("trainer", (_STAGE, '''        with ExitStack() as self.exits[name]:
+        variant(
+            "trainer",
+            (
+                _STAGE,
+                """        with ExitStack() as self.exits[name]:
             self.call(f"on_{name}_start")
             yield
         self.call(f"on_{name}_end")
-''')),
+""",
+            ),
+        ),
         "cleanups run",
     ),
     "CancelFit absorbed around the stage": (
-        variant("trainer", ('with self.stage("fit"), suppress(CancelFit):', 'with suppress(CancelFit), self.stage("fit"):')),
+        variant(
+            "trainer", ('with self.stage("fit"), suppress(CancelFit):', 'with suppress(CancelFit), self.stage("fit"):')
+        ),
         "CancelFit",
     ),
     "CancelFit ends one epoch": (
-        variant("trainer", ('self.stage("fit"), suppress(CancelFit):', 'self.stage("fit"):'), ("                self.run_epoch()\n", "                with suppress(CancelFit):\n                    self.run_epoch()\n")),
+        variant(
+            "trainer",
+            ('self.stage("fit"), suppress(CancelFit):', 'self.stage("fit"):'),
+            (
+                "                self.run_epoch()\n",
+                "                with suppress(CancelFit):\n                    self.run_epoch()\n",
+            ),
+        ),
         "CancelFit",
     ),
     "CancelEpoch around the validation": (
-        variant("trainer", (_EPOCH, '''            with suppress(CancelEpoch):
+        variant(
+            "trainer",
+            (
+                _EPOCH,
+                """            with suppress(CancelEpoch):
                 self.run_batches()
                 if self.val_loader is not None:
                     self.validate()
-''')),
+""",
+            ),
+        ),
         "CancelEpoch",
     ),
     "CancelBatch around the loop": (
-        variant("trainer", ("        for batch in self.train_loader:\n            self.batch = batch\n" + _BATCH, '''        with suppress(CancelBatch):
+        variant(
+            "trainer",
+            (
+                "        for batch in self.train_loader:\n            self.batch = batch\n" + _BATCH,
+                """        with suppress(CancelBatch):
             for batch in self.train_loader:
                 self.batch = batch
                 self.call("on_batch_start")
                 self.train_step()
                 self.call("on_batch_end")
-''')),
+""",
+            ),
+        ),
         "CancelBatch",
     ),
     "the end of the batch in any case": (
-        variant("trainer", (_BATCH, '''            with suppress(CancelBatch):
+        variant(
+            "trainer",
+            (
+                _BATCH,
+                """            with suppress(CancelBatch):
                 self.call("on_batch_start")
                 self.train_step()
             self.call("on_batch_end")
-''')),
+""",
+            ),
+        ),
         "CancelBatch",
     ),
-    "no hooks of batches": (variant("trainer", ('                self.call("on_batch_start")\n', "")), "in their order"),
+    "no hooks of batches": (
+        variant("trainer", ('                self.call("on_batch_start")\n', "")),
+        "in their order",
+    ),
     "validation behind the epoch": (
-        variant("trainer", ("            if self.val_loader is not None:\n                self.validate()\n", "        if self.val_loader is not None:\n            self.validate()\n")),
+        variant(
+            "trainer",
+            (
+                "            if self.val_loader is not None:\n                self.validate()\n",
+                "        if self.val_loader is not None:\n            self.validate()\n",
+            ),
+        ),
         "in their order",
     ),
     "the epoch isn't counted": (variant("trainer", ("                self.epoch = epoch\n", "")), "in their order"),
@@ -204,7 +264,9 @@ class ByHistory(ANSWERS["EarlyStopping"]):
         if value - value != 0:
             raise CancelFit
         self.values.append(value)
-        if self.best is None or (value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta):
+        if self.best is None or (
+            value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
+        ):
             self.best, self.since = value, len(self.values)
         self.wait = len(self.values) - self.since
         if self.wait == self.patience:
@@ -225,27 +287,60 @@ class BySign(ANSWERS["EarlyStopping"]):
             raise CancelFit
 
 
-_NAN = '''        if not math.isfinite(value):
+_NAN = """        if not math.isfinite(value):
             raise CancelFit(f"{self.monitor} is {value}")
-'''
+"""
 WRONG_STOPPING = {
-    "the gain over the last value": (variant("stopping", ("        else:\n            self.wait += 1\n", "        else:\n            self.best = value\n            self.wait += 1\n")), "best"),
+    "the gain over the last value": (
+        variant(
+            "stopping",
+            (
+                "        else:\n            self.wait += 1\n",
+                "        else:\n            self.best = value\n            self.wait += 1\n",
+            ),
+        ),
+        "best",
+    ),
     "equal values are better": (variant("stopping", ("gain > self.min_delta", "gain >= self.min_delta")), "best"),
-    "wait goes on": (variant("stopping", ("            self.wait = 0\n        else", "            pass\n        else")), "best and wait"),
-    "min_delta only with max": (variant("stopping", ("gain > self.min_delta", 'gain > (self.min_delta if self.mode == "max" else 0)')), "min_delta"),
+    "wait goes on": (
+        variant("stopping", ("            self.wait = 0\n        else", "            pass\n        else")),
+        "best and wait",
+    ),
+    "min_delta only with max": (
+        variant("stopping", ("gain > self.min_delta", 'gain > (self.min_delta if self.mode == "max" else 0)')),
+        "min_delta",
+    ),
     "without min_delta": (variant("stopping", ("gain > self.min_delta", "gain > 0")), "min_delta"),
-    "the mode doesn't matter": (variant("stopping", ('self.best - value if self.mode == "min" else value - self.best', "self.best - value")), "mode='max'"),
+    "the mode doesn't matter": (
+        variant("stopping", ('self.best - value if self.mode == "min" else value - self.best', "self.best - value")),
+        "mode='max'",
+    ),
     "one epoch late": (variant("stopping", ("self.wait >= self.patience", "self.wait > self.patience")), "patience"),
-    "one epoch early": (variant("stopping", ("self.wait >= self.patience", "self.wait + 1 >= self.patience")), "patience"),
+    "one epoch early": (
+        variant("stopping", ("self.wait >= self.patience", "self.wait + 1 >= self.patience")),
+        "patience",
+    ),
     "never stops": (variant("stopping", ("if self.wait >= self.patience:", "if False:")), "patience"),
-    "always val_loss": (variant("stopping", ("trainer.metrics[self.monitor]", 'trainer.metrics.get("val_loss", 0.0)')), "monitor"),
+    "always val_loss": (
+        variant("stopping", ("trainer.metrics[self.monitor]", 'trainer.metrics.get("val_loss", 0.0)')),
+        "monitor",
+    ),
     "goes on in the second run": (
-        variant("stopping", ("        self.best = None\n        self.wait = 0\n        ### END", "        self.best = getattr(self, 'best', None)\n        self.wait = 0\n        ### END")),
+        variant(
+            "stopping",
+            (
+                "        self.best = None\n        self.wait = 0\n        ### END",
+                "        self.best = getattr(self, 'best', None)\n        self.wait = 0\n        ### END",
+            ),
+        ),
         "second run",
     ),
     "NaN is not better": (variant("stopping", (_NAN, "")), "NaN"),
     "only NaN": (variant("stopping", ("not math.isfinite(value)", "math.isnan(value)")), "NaN"),
-    "NaN counts as an epoch": (variant("stopping", (_NAN, _NAN.replace("            raise", "            self.wait += 1\n            raise"))), "NaN"),
+    "NaN counts as an epoch": (
+        variant("stopping", (_NAN, _NAN.replace("            raise", "            self.wait += 1\n            raise"))),
+        "NaN",
+    ),
 }
 # ---------------------------------------------------------------- 3, the log
 
@@ -292,22 +387,63 @@ _VALUE = "value.detach().clone() if isinstance(value, Tensor) else value"
 _EXIT = '        trainer.exits["fit"].callback(self.flush)\n'
 _FULL = "        if len(self.waiting) >= self.every:\n            self.flush()\n"
 WRONG_LOG = {
-    "tensors as they are": (variant("log", (_VALUE, "value.detach() if isinstance(value, Tensor) else value")), "numbers of its step"),
+    "tensors as they are": (
+        variant("log", (_VALUE, "value.detach() if isinstance(value, Tensor) else value")),
+        "numbers of its step",
+    ),
     "with the graph": (variant("log", (_VALUE, "value.clone() if isinstance(value, Tensor) else value")), "no graph"),
-    "reads at once": (variant("log", (_VALUE, "value.item() if isinstance(value, Tensor) else value")), "nothing else asks"),
-    "moves to the CPU": (variant("log", (_VALUE, 'value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value')), "nothing else asks"),
-    "a double": (variant("log", (_VALUE, "value.detach().type(torch.DoubleTensor).clone() if isinstance(value, Tensor) else value")), "nothing else asks"),
-    "a tensor of a tensor": (variant("log", (_VALUE, "torch.tensor(value) if isinstance(value, Tensor) else value")), "nothing else asks"),
-    "a buffer": (variant("log", (_VALUE, "torch.zeros(()).copy_(value.detach()) if isinstance(value, Tensor) else value")), "nothing else asks"),
+    "reads at once": (
+        variant("log", (_VALUE, "value.item() if isinstance(value, Tensor) else value")),
+        "nothing else asks",
+    ),
+    "moves to the CPU": (
+        variant("log", (_VALUE, 'value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value')),
+        "nothing else asks",
+    ),
+    "a double": (
+        variant(
+            "log", (_VALUE, "value.detach().type(torch.DoubleTensor).clone() if isinstance(value, Tensor) else value")
+        ),
+        "nothing else asks",
+    ),
+    "a tensor of a tensor": (
+        variant("log", (_VALUE, "torch.tensor(value) if isinstance(value, Tensor) else value")),
+        "nothing else asks",
+    ),
+    "a buffer": (
+        variant("log", (_VALUE, "torch.zeros(()).copy_(value.detach()) if isinstance(value, Tensor) else value")),
+        "nothing else asks",
+    ),
     "only at the end": (variant("log", (_FULL, "")), "together"),
-    "one row too late": (variant("log", ("len(self.waiting) >= self.every", "len(self.waiting) > self.every")), "together"),
-    "at multiples of the step": (variant("log", ("len(self.waiting) >= self.every", "trainer.step % self.every == 1")), "together"),
+    "one row too late": (
+        variant("log", ("len(self.waiting) >= self.every", "len(self.waiting) > self.every")),
+        "together",
+    ),
+    "at multiples of the step": (
+        variant("log", ("len(self.waiting) >= self.every", "trainer.step % self.every == 1")),
+        "together",
+    ),
     "not after an error": (variant("log", (_EXIT, "")), "after an error"),
-    "without the epoch": (variant("log", ('{"step": trainer.step, "epoch": trainer.epoch}', '{"step": trainer.step}')), "all columns"),
+    "without the epoch": (
+        variant("log", ('{"step": trainer.step, "epoch": trainer.epoch}', '{"step": trainer.step}')),
+        "all columns",
+    ),
     "steps from zero": (variant("log", ('{"step": trainer.step,', '{"step": trainer.step - 1,')), "all columns"),
-    "the newest row only": (variant("log", ("        self.waiting.append(row)\n", "        self.waiting = [row]\n")), "all columns"),
+    "the newest row only": (
+        variant("log", ("        self.waiting.append(row)\n", "        self.waiting = [row]\n")),
+        "all columns",
+    ),
     "rows stay": (variant("log", ("        self.waiting = []\n        for", "        for")), "all columns"),
-    "emits nothing": (variant("log", ("        for row in self.read(rows):\n            self.emit(row)\n", "        self.rows += self.read(rows)\n")), "all columns"),
+    "emits nothing": (
+        variant(
+            "log",
+            (
+                "        for row in self.read(rows):\n            self.emit(row)\n",
+                "        self.rows += self.read(rows)\n",
+            ),
+        ),
+        "all columns",
+    ),
 }
 # ---------------------------------------------------------------- 4, checkpoint files
 
@@ -377,33 +513,120 @@ _RETURN = '        return torch.load(io.BytesIO(content), map_location="cpu", we
 _NAME = 'self.path.with_name(self.path.name + ".tmp")'
 WRONG_FILE = {
     "writes in place": (variant("file", (_NAME, "self.path"), (_MOVE, "")), "killed anywhere"),
-    "moves the old one away first": (variant("file", (_MOVE, '        if self.path.exists():\n            os.replace(self.path, str(self.path) + ".old")\n' + _MOVE + '        Path(str(self.path) + ".old").unlink(missing_ok=True)\n')), "killed anywhere"),
-    "deletes the old one first": (variant("file", (_MOVE, "        self.path.unlink(missing_ok=True)\n" + _MOVE)), "killed anywhere"),
-    "copies the new one over": (variant("file", (_MOVE, "        self.path.write_bytes(temporary.read_bytes())\n" + _MOVE)), "killed anywhere"),
-    "a failed write is silent": (variant("file", (_WITH, _WITH.replace("with", "from contextlib import suppress\n        with suppress(OSError),")), (_MOVE, "        if not temporary.exists():\n            return\n" + _MOVE)), "a write that fails"),
-    "what can't be saved is silent": (variant("file", ("        torch.save(state, buffer)\n", "        try:\n            torch.save(state, buffer)\n        except Exception:\n            return\n")), "a write that fails"),
+    "moves the old one away first": (
+        variant(
+            "file",
+            (
+                _MOVE,
+                '        if self.path.exists():\n            os.replace(self.path, str(self.path) + ".old")\n'
+                + _MOVE
+                + '        Path(str(self.path) + ".old").unlink(missing_ok=True)\n',
+            ),
+        ),
+        "killed anywhere",
+    ),
+    "deletes the old one first": (
+        variant("file", (_MOVE, "        self.path.unlink(missing_ok=True)\n" + _MOVE)),
+        "killed anywhere",
+    ),
+    "copies the new one over": (
+        variant("file", (_MOVE, "        self.path.write_bytes(temporary.read_bytes())\n" + _MOVE)),
+        "killed anywhere",
+    ),
+    "a failed write is silent": (
+        variant(
+            "file",
+            (_WITH, _WITH.replace("with", "from contextlib import suppress\n        with suppress(OSError),")),
+            (_MOVE, "        if not temporary.exists():\n            return\n" + _MOVE),
+        ),
+        "a write that fails",
+    ),
+    "what can't be saved is silent": (
+        variant(
+            "file",
+            (
+                "        torch.save(state, buffer)\n",
+                "        try:\n            torch.save(state, buffer)\n        except Exception:\n            return\n",
+            ),
+        ),
+        "a write that fails",
+    ),
     "unbuffered, once": (variant("file", (_WITH, _WITH.replace('"wb"', '"wb", buffering=0'))), "a write that fails"),
     "another name": (variant("file", (_NAME, 'self.path.with_suffix(".tmp")')), "path with .tmp"),
-    "a backup is left": (variant("file", (_MOVE, _MOVE + '        self.path.with_suffix(".bak").write_bytes(b"")\n')), "path with .tmp"),
+    "a backup is left": (
+        variant("file", (_MOVE, _MOVE + '        self.path.with_suffix(".bak").write_bytes(b"")\n')),
+        "path with .tmp",
+    ),
     "only if there is no .tmp": (variant("file", (_WITH, _WITH.replace('"wb"', '"ab"'))), "path with .tmp"),
     "no fsync": (variant("file", (_FLUSH, "            file.flush()\n")), "on the disk before"),
     "fsync before flush": (variant("file", (_FLUSH, "            os.fsync(file.fileno())\n")), "on the disk before"),
-    "fsync behind the name": (variant("file", (_FLUSH, ""), (_MOVE, _MOVE + "        with open(self.path, 'rb') as file:\n            os.fsync(file.fileno())\n")), "on the disk before"),
+    "fsync behind the name": (
+        variant(
+            "file",
+            (_FLUSH, ""),
+            (_MOVE, _MOVE + "        with open(self.path, 'rb') as file:\n            os.fsync(file.fileno())\n"),
+        ),
+        "on the disk before",
+    ),
     "no fsync of the folder": (variant("file", ('os.name != "nt"', "False")), "folder's entry"),
-    "the folder's error is swallowed": (variant("file", ("                os.fsync(folder)\n", "                os.fsync(folder)\n            except OSError:\n                pass\n")), "folder's entry"),
+    "the folder's error is swallowed": (
+        variant(
+            "file",
+            (
+                "                os.fsync(folder)\n",
+                "                os.fsync(folder)\n            except OSError:\n                pass\n",
+            ),
+        ),
+        "folder's entry",
+    ),
     "no sum": (variant("file", (_SUM, "        if len(digest) < 32:\n")), "damage is"),
     "ValueError": (variant("file", ("raise DamagedCheckpoint(", "raise ValueError(")), "damage is"),
     "no name": (variant("file", ("{self.path.name} is", "the file is")), "damage is"),
-    "half of the sum": (variant("file", ("hashlib.sha256(content).digest() != digest", "hashlib.sha256(content).digest()[:16] != digest[:16]")), "damage is"),
+    "half of the sum": (
+        variant(
+            "file",
+            ("hashlib.sha256(content).digest() != digest", "hashlib.sha256(content).digest()[:16] != digest[:16]"),
+        ),
+        "damage is",
+    ),
     "loads first": (
-        variant("file", (_SUM + _RAISE + _RETURN, "        try:\n            state = torch.load(io.BytesIO(content), map_location='cpu', weights_only=True)\n        except Exception:\n            state = None\n" + _SUM + _RAISE + "        if state is None:\n            return torch.load(io.BytesIO(content), map_location='cpu', weights_only=True)\n        return state\n")),
+        variant(
+            "file",
+            (
+                _SUM + _RAISE + _RETURN,
+                "        try:\n            state = torch.load(io.BytesIO(content), map_location='cpu', weights_only=True)\n        except Exception:\n            state = None\n"
+                + _SUM
+                + _RAISE
+                + "        if state is None:\n            return torch.load(io.BytesIO(content), map_location='cpu', weights_only=True)\n        return state\n",
+            ),
+        ),
         "not unpickled",
     ),
     "any pickle": (variant("file", ("weights_only=True", "weights_only=False")), "code in a sound file"),
-    "all is damage": (variant("file", (_RETURN, "        try:\n    " + _RETURN + "        except Exception:\n            raise DamagedCheckpoint(self.path.name) from None\n")), "code in a sound file"),
+    "all is damage": (
+        variant(
+            "file",
+            (
+                _RETURN,
+                "        try:\n    "
+                + _RETURN
+                + "        except Exception:\n            raise DamagedCheckpoint(self.path.name) from None\n",
+            ),
+        ),
+        "code in a sound file",
+    ),
     "where it was": (variant("file", ('map_location="cpu", ', "")), "on the CPU"),
-    "only from the first GPU": (variant("file", ('map_location="cpu"', 'map_location={"cuda:0": "cpu"}')), "on the CPU"),
-    "weights only": (variant("file", ("torch.save(state, buffer)", 'torch.save({k: v for k, v in state.items() if k != "nested"}, buffer)')), "comes back"),
+    "only from the first GPU": (
+        variant("file", ('map_location="cpu"', 'map_location={"cuda:0": "cpu"}')),
+        "on the CPU",
+    ),
+    "weights only": (
+        variant(
+            "file",
+            ("torch.save(state, buffer)", 'torch.save({k: v for k, v in state.items() if k != "nested"}, buffer)'),
+        ),
+        "comes back",
+    ),
 }
 # ---------------------------------------------------------------- 5, the step
 
@@ -457,15 +680,51 @@ WRONG_STEP = {
     "a sum": (variant("step", (" * " + _SHARE, "")), "whole batch"),
     "by the largest": (variant("step", (_SHARE, "(weight / max(weights) / len(group))")), "whole batch"),
     "always samples": (variant("step", ("self.weigh(batch)", "count_samples(batch)")), "whole batch"),
-    "only the loss is weighed": (variant("step", (_SCALE, "self.scaler.scale(trainer.loss_fn(output, y) / len(group)).backward()")), "whole batch"),
-    "the loss of the last": (variant("step", ("trainer.loss = total", "trainer.loss = share.detach()")), "loss of the group"),
+    "only the loss is weighed": (
+        variant("step", (_SCALE, "self.scaler.scale(trainer.loss_fn(output, y) / len(group)).backward()")),
+        "whole batch",
+    ),
+    "the loss of the last": (
+        variant("step", ("trainer.loss = total", "trainer.loss = share.detach()")),
+        "loss of the group",
+    ),
     "with a graph": (variant("step", ("share.detach()", "share")), "loss of the group"),
-    "the mean of losses": (variant("step", ("total + share.detach()", "total + share.detach() / weight * sum(weights) / len(group)")), "loss of the group"),
+    "the mean of losses": (
+        variant("step", ("total + share.detach()", "total + share.detach() / weight * sum(weights) / len(group)")),
+        "loss of the group",
+    ),
     "no hook": (variant("step", ('                trainer.call("on_before_backward")\n', "")), "hooks"),
-    "one hook a group": (variant("step", ('                trainer.call("on_before_backward")\n', '                if number == 1:\n                    trainer.call("on_before_backward")\n')), "hooks"),
-    "a step for each batch": (variant("step", ("            total = total + share.detach()\n        trainer.loss = total\n        self.update(trainer)\n", "            total = total + share.detach()\n            trainer.loss = total\n            self.update(trainer)\n")), "hooks"),
+    "one hook a group": (
+        variant(
+            "step",
+            (
+                '                trainer.call("on_before_backward")\n',
+                '                if number == 1:\n                    trainer.call("on_before_backward")\n',
+            ),
+        ),
+        "hooks",
+    ),
+    "a step for each batch": (
+        variant(
+            "step",
+            (
+                "            total = total + share.detach()\n        trainer.loss = total\n        self.update(trainer)\n",
+                "            total = total + share.detach()\n            trainer.loss = total\n            self.update(trainer)\n",
+            ),
+        ),
+        "hooks",
+    ),
     "old gradients stay": (variant("step", ("        trainer.optimizer.zero_grad()\n", "")), "old gradients"),
-    "zeroed for each batch": (variant("step", ("                output, y =", "                trainer.optimizer.zero_grad()\n                output, y =")), "whole batch"),
+    "zeroed for each batch": (
+        variant(
+            "step",
+            (
+                "                output, y =",
+                "                trainer.optimizer.zero_grad()\n                output, y =",
+            ),
+        ),
+        "whole batch",
+    ),
     "not scaled": (variant("step", (_SCALE, "share.backward()")), "scaler"),
     "scaled twice": (variant("step", (_SCALE, "self.scaler.scale(self.scaler.scale(share)).backward()")), "scaler"),
     "always travels": (variant("step", ("last=number == len(group)", "last=True")), "travel once"),
@@ -517,18 +776,59 @@ _LATER = "        if self.pending is not None:\n            self.put_back(traine
 _PLACE = '        for name, value in self.pending["place"].items():\n            setattr(trainer, name, value)\n'
 WRONG_STATE = {
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
-    "generators of now before the loader": (variant("state", ('states["began"]', 'states["now"]')), "saved in an epoch"),
+    "generators of now before the loader": (
+        variant("state", ('states["began"]', 'states["now"]')),
+        "saved in an epoch",
+    ),
     "generators aren't set": (variant("state", (_BEGAN, "            pass\n")), "saved in an epoch"),
-    "put back before the loader": (variant("state", (_NOTES, _NOTES + "        if self.pending is not None:\n            self.put_back(trainer)\n")), "saved in an epoch"),
+    "put back before the loader": (
+        variant(
+            "state", (_NOTES, _NOTES + "        if self.pending is not None:\n            self.put_back(trainer)\n")
+        ),
+        "saved in an epoch",
+    ),
     "never at once": (variant("state", (_AT_ONCE, "")), "saved between"),
-    "put back in each epoch": (variant("state", (_LATER, "        if self.pending is not None:\n            state = self.pending\n            self.put_back(trainer)\n            self.pending = state\n")), "put back once"),
+    "put back in each epoch": (
+        variant(
+            "state",
+            (
+                _LATER,
+                "        if self.pending is not None:\n            state = self.pending\n            self.put_back(trainer)\n            self.pending = state\n",
+            ),
+        ),
+        "put back once",
+    ),
     "began isn't noted": (variant("state", (_NOTES, "")), "go on again"),
-    "notes before it sets": (variant("state", ("        if self.pending is not None:\n            states", _NOTES + "        if self.pending is not None:\n            states"), (_BEGAN + _NOTES, _BEGAN)), "go on again"),
+    "notes before it sets": (
+        variant(
+            "state",
+            (
+                "        if self.pending is not None:\n            states",
+                _NOTES + "        if self.pending is not None:\n            states",
+            ),
+            (_BEGAN + _NOTES, _BEGAN),
+        ),
+        "go on again",
+    ),
     "notes behind the skip": (variant("state", (_NOTES, ""), (_LATER, _NOTES + _LATER)), "go on again"),
     "no other run": (variant("state", (_REFUSES, "")), "another run"),
-    "refused too late": (variant("state", (_REFUSES, ""), (_AT_ONCE, _AT_ONCE + '        refuse_another_run(trainer, (self.pending or {"fingerprint": fingerprint(trainer)})["fingerprint"])\n')), "another run"),
+    "refused too late": (
+        variant(
+            "state",
+            (_REFUSES, ""),
+            (
+                _AT_ONCE,
+                _AT_ONCE
+                + '        refuse_another_run(trainer, (self.pending or {"fingerprint": fingerprint(trainer)})["fingerprint"])\n',
+            ),
+        ),
+        "another run",
+    ),
     "the step isn't moved": (variant("state", (_PLACE, _PLACE + "        trainer.step = 0\n")), "place goes on"),
-    "the epoch begins anew": (variant("state", (_PLACE, _PLACE + "        trainer.batches_done = 0\n")), "saved in an epoch"),
+    "the epoch begins anew": (
+        variant("state", (_PLACE, _PLACE + "        trainer.batches_done = 0\n")),
+        "saved in an epoch",
+    ),
     "the metrics are lost": (variant("state", (_PLACE, _PLACE + "        trainer.metrics = {}\n")), "place goes on"),
 }
 CHECKS = {
