@@ -46,6 +46,9 @@ def _net(seed: int) -> nn.Sequential:
 def _trainer() -> type:
     """The stand-in: the answer's class with the four methods that are asked for."""
 
+    # names of the function, not the lesson's whole namespace: a class that ranks get travels with what it refers to
+    cancel_batch, cancel_epoch, cancel_fit = (_LESSON[f"Cancel{name}"] for name in ("Batch", "Epoch", "Fit"))
+
     class Trainer(_LESSON["answer"]):
         @contextmanager
         def stage(self, name: str) -> Iterator[None]:
@@ -55,13 +58,13 @@ def _trainer() -> type:
                 self.call(f"on_{name}_end")
 
         def run_epochs(self, max_epochs: int) -> None:
-            with self.stage("fit"), suppress(_LESSON["CancelFit"]):
+            with self.stage("fit"), suppress(cancel_fit):
                 for self.epoch in range(max_epochs):
                     self.run_epoch()
 
         def run_epoch(self) -> None:
             with self.stage("epoch"):
-                with suppress(_LESSON["CancelEpoch"]):
+                with suppress(cancel_epoch):
                     self.run_batches()
                 if self.val_loader is not None:
                     self.validate()
@@ -69,7 +72,7 @@ def _trainer() -> type:
         def run_batches(self) -> None:
             self.model.train()
             for self.batch in self.train_loader:  # noqa: B020
-                with suppress(_LESSON["CancelBatch"]):
+                with suppress(cancel_batch):
                     self.call("on_batch_start")
                     self.train_step()
                     self.call("on_batch_end")
@@ -192,6 +195,8 @@ def _trainer_of(answer: Any) -> type:
 def _early_stopping(base: type | None = None, signal: type[Exception] | None = None) -> type:
     """The right answer: the check compares with it, and it is the stand-in."""
 
+    stop = signal or _LESSON["CancelFit"]
+
     class EarlyStopping(base or _LESSON["Callback"]):
         def __init__(self, monitor="val_loss", mode="min", patience=3, min_delta=0.0) -> None:
             self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
@@ -202,7 +207,6 @@ def _early_stopping(base: type | None = None, signal: type[Exception] | None = N
 
         def on_epoch_end(self, trainer: Any) -> None:
             value = trainer.metrics[self.monitor]
-            stop = signal or _LESSON["CancelFit"]
             if not math.isfinite(value):
                 raise stop(f"{self.monitor} is {value}")
             if self.best is None or self.sign * (self.best - value) > self.min_delta:
@@ -695,13 +699,15 @@ def _lands_on_cpu(where: Any) -> bool:
 
 
 def _group_step() -> type:
+    synced = _LESSON["synced"]
+
     class GroupStep(_LESSON["answer"]):
         def __call__(self, trainer: Any) -> None:
             weights = [self.weigh(batch) for batch in trainer.batch]
             losses = []
             trainer.optimizer.zero_grad()
             for number, batch in enumerate(trainer.batch):
-                with _LESSON["synced"](trainer.model, number == len(weights) - 1):
+                with synced(trainer.model, number == len(weights) - 1):
                     output, y = trainer.forward(trainer.model, batch)
                     trainer.loss = trainer.loss_fn(output, y) * (weights[number] / sum(weights))
                     trainer.call("on_before_backward")
@@ -828,19 +834,23 @@ def group_step(trial: Trial, answer: Any) -> None:
 
 
 def _run_state() -> type:
+    refuse, set_states, states_of = (
+        _LESSON[name] for name in ("refuse_another_run", "set_generator_states", "generator_states")
+    )
+
     class RunState(_LESSON["answer"]):
         def begin(self, trainer: Any) -> None:
             self.pending, self.saved = self.saved, None
             if self.pending is not None:
-                _LESSON["refuse_another_run"](trainer, self.pending["fingerprint"])
+                refuse(trainer, self.pending["fingerprint"])
                 vars(trainer).update(self.pending["place"])
                 self._put_back_if(trainer, trainer.batches_done == 0)
 
         def before_loader(self, trainer: Any) -> None:
             if self.pending is not None:
                 began = self.pending["generators"][trainer.ranks.rank]["began"]
-                _LESSON["set_generator_states"](trainer, began)
-            self.began = _LESSON["generator_states"](trainer)
+                set_states(trainer, began)
+            self.began = states_of(trainer)
 
         def after_skip(self, trainer: Any) -> None:
             self._put_back_if(trainer, self.pending is not None)
