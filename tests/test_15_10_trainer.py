@@ -33,7 +33,8 @@ from shared.launcher import launch
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
     ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log progress
     ex-file checkpoint aside newest place forward groups metrics default-parts ranks trainer-with-parts synced ex-step
-    own-parts read-means sampler generators final-trainer fingerprint ex-state trace job load-weights schedule ema leave health
+    own-parts read-means sampler generators final-trainer fingerprint ex-state trace job load-weights schedule ema
+    leave health
     update-ratio"""
 ROOT = Path(__file__).parent.parent
 
