@@ -66,8 +66,12 @@ def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quan
     return {name: (long - short) / (LONG - SHORT) for name, (short, long) in low.items()}
 
 
-def lightning_fit(model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, max_epochs: int = 1) -> None:
+def lightning_fit(
+    model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, max_epochs: int = 1, log: bool = False
+) -> None:
     """Train with Lightning's Trainer, on the CPU and with all that can be switched off switched off.
+
+    With `log` the step calls `self.log` for its loss; no logger writes it anywhere.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -80,7 +84,10 @@ def lightning_fit(model: nn.Module, optimizer: Any, loss_fn: Callable, batches: 
             self.model = model
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return loss_fn(self.model(batch[0]), batch[1])
+            loss = loss_fn(self.model(batch[0]), batch[1])
+            if log:
+                self.log("loss", loss)
+            return loss
 
         def configure_optimizers(self) -> Any:
             return optimizer
