@@ -579,7 +579,7 @@ WRONG_FILE = {
         "on the disk before",
     ),
     "no fsync of the folder": (variant("file", ('os.name != "nt"', "False")), "folder's entry"),
-    "the folder's error is swallowed": (
+    "folder error swallowed": (
         variant(
             "file",
             (
