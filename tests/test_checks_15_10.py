@@ -579,7 +579,7 @@ WRONG_FILE = {
         "on the disk before",
     ),
     "no fsync of the folder": (variant("file", ('os.name != "nt"', "False")), "folder's entry"),
-    "the folder's error is swallowed": (
+    "folder error swallowed": (
         variant(
             "file",
             (
@@ -798,7 +798,7 @@ WRONG_STATE = {
                 "        if self.pending is not None:\n            state = self.pending\n            self.put_back(trainer)\n            self.pending = state\n",
             ),
         ),
-        "put back once",
+        "same bits",
     ),
     "began isn't noted": (variant("state", (_NOTES, "")), "go on again"),
     "notes before it sets": (
