@@ -777,6 +777,10 @@ _AT_ONCE = "        if trainer.batches_done == 0:\n            self.put_back(tra
 _LATER = "        if self.pending is not None:\n            self.put_back(trainer)\n"
 _PLACE = '        for name, value in self.pending["place"].items():\n            setattr(trainer, name, value)\n'
 WRONG_STATE = {
+    "a first run has no place": (
+        variant("state", ("        if self.pending is None:\n            return\n", "")),
+        "a first run",
+    ),
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (
         variant("state", ('states["began"]', 'states["now"]')),
