@@ -26,6 +26,14 @@ def difference(
         if type(got) is not type(want) and not (type(want) is dict and isinstance(got, dict)):
             return f"a {type(want).__name__}", show(got)
         keys = [set(range(len(value))) if not isinstance(value, dict) else set(value) for value in (want, got)]
+        if keys[0] != keys[1] and isinstance(want, dict):
+            lacks, has = ([repr(key) for key in one if key not in other] for one, other in ((want, got), (got, want)))
+            told = [
+                f"{word} {', '.join(keys[:3])}{' …' * (len(keys) > 3)}"
+                for word, keys in (("without", lacks), ("with", has))
+                if keys
+            ]
+            return f"{len(want)} entries", f"{len(got)} entries, {' and '.join(told)}"
         if keys[0] != keys[1]:
             return show(want), show(got)
         for key in want if isinstance(want, dict) else range(len(want)):

@@ -30,6 +30,7 @@ class Notes:
         (self.folder / str(dist.get_rank())).write_text(f"{place} {self.count} {case}")
 
     def leave(self, sign: str) -> None:
+        """Leave a sign that another rank can wait for with `seen`."""
         (self.folder / sign).touch()
 
     def seen(self, sign: str, seconds: float = 1.5) -> bool:
@@ -79,9 +80,11 @@ def ranks(
     see: int | Callable[[str], int],
     broken: tuple[str, int | None] = ("do sender and receiver agree on the size of each message?", None),
 ) -> Any:
-    """What each rank returned. A rank that fails or hangs fails the item RETURNS.
+    """What function(notes, *args) returned on each of `size` ranks. One that fails or hangs fails the item RETURNS.
 
-    hint and see (a number, or that for a case) are for ranks that wait; broken: both, for one that gloo has ended.
+    found = ranks(trial, _sum_on_ranks, 3, answer, hint="who sends first?", see=1)  # _sum_on_ranks(notes, answer)
+
+    hint and see (a number, or a function of the case) are for ranks that wait, broken is for those that gloo has ended.
     """
     found = _outcome(function, size, *args)
     if not isinstance(found, _Failure):

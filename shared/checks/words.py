@@ -1,9 +1,10 @@
 """The words that checks are written in. With a trial's own (`equal`, `close`, `group`, …) a check reads as its task:
 
     samples, script     the same random input, or the same random events, go to the answer and to a reference
+    gradients           what autograd makes of a result
     unchanged           what must stay as it was
     raises, outcome     how a call ends
-    judge_table         one line a demand
+    derived             which class of the lesson the answer builds on
 
 All randomness comes from the generators that the check has seeded.
 """
@@ -11,6 +12,7 @@ All randomness comes from the generators that the check has seeded.
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +21,14 @@ from torch import Tensor, nn
 from shared.checks.traces import describe, is_stub
 from shared.checks.trial import Trial
 
-Sample = tuple[str, tuple[Any, ...]]  # what is told of it, and the arguments
-Event = tuple[str, Callable[[Any], object]]  # what is told of it, and what is done with the object
+
+class Sample:
+    """One call, and what is told of it: Sample("7 numbers", torch.randn(7), reduction="sum")."""
+
+    def __init__(self, text: str, *arguments: Any, **options: Any) -> None:
+        self.text = text
+        self.arguments = arguments
+        self.options = options
 
 
 def samples(
@@ -29,64 +37,65 @@ def samples(
     reference: Callable[..., Any],
     cases: Iterable[Sample],
     *,
-    gradient: bool = False,
-    rtol: float | None = None,
-    atol: float | None = None,
+    look: Callable[..., Any] | None = None,
+    **room: float,
 ) -> None:
-    """Give the same arguments to the answer and to a reference. Value, shape and dtype of the results must agree, and
-    the answer must leave its arguments as they were.
+    """Call the answer and a reference with the same arguments, of which each gets its own copy. Results must agree in
+    value (but for `room`, rtol and atol), shape and dtype, and the arguments must stay as they were; with `look`, a
+    function of the result and of the arguments as they are afterwards, only what it returns must agree.
 
         with trial.group("the mean of the absolute errors", see=1):
-            samples(trial, answer, F.l1_loss, ((f"{n} numbers", (torch.randn(n), torch.randn(n))) for n in (1, 2, 7)))
-
-    Args:
-        answer, reference: functions of a case's arguments; each gets a copy of its own.
-        cases: (text, arguments) one after the other; a generator may draw them.
-        gradient: compare, too, what a random gradient of the result gives for the floating-point arguments.
-        rtol, atol: how far values may be apart (None: by the dtype, see `comparing`).
+            samples(trial, answer, F.l1_loss, [Sample(f"{n} numbers", torch.randn(n), torch.randn(n)) for n in (1, 7)])
+            samples(trial, answer, F.l1_loss, [Sample("float64", x, y)], look=lambda result, x, y: result.dtype)
     """
-    for case, arguments in cases:
-        mine = [_copy(argument, gradient) for argument in arguments]
-        theirs = [_copy(argument, gradient) for argument in arguments]
-        got = answer(*mine)
-        want = reference(*theirs)
-        trial.close(case, _detached(got), _detached(want), rtol=rtol, atol=atol)
-        trial.equal(f"the arguments afterwards, {case}", _detached(mine), _detached(list(arguments)))
-        if gradient:
-            sent = torch.randn_like(want)
-            pairs = zip(_gradients(got, mine, sent), _gradients(want, theirs, sent), strict=True)
-            for place, (ours, right) in enumerate(pairs):
-                trial.close(f"gradient of argument {place}, {case}", ours, right, rtol=rtol, atol=atol)
+    look = look or (lambda result, *arguments: {"the result": result, "the arguments afterwards": snapshot(arguments)})
+    for sample in cases:
+        mine = copy.deepcopy(sample.arguments)
+        theirs = copy.deepcopy(sample.arguments)
+        got = trial.call(sample.text, partial(answer, *mine, **sample.options))
+        wanted = look(reference(*theirs, **sample.options), *theirs)
+        try:
+            found = look(got, *mine)
+        except Exception:  # the result is of another form: told as it is
+            found = got
+        trial.close(sample.text, found, wanted, **room)
+
+
+def gradients(result: Tensor, *arguments: Any) -> list[Tensor] | str:
+    """A look for `samples`: what a gradient of the result gives for each argument that requires one.
+
+    samples(trial, answer, F.l1_loss, [Sample("7 numbers", x.requires_grad_(), y)], look=gradients)
+    """
+    if not result.requires_grad:
+        return "a result without a graph"
+    leaves = [argument for argument in arguments if isinstance(argument, Tensor) and argument.requires_grad]
+    sent = torch.linspace(-1.0, 2.0, result.numel()).reshape(result.shape).to(result)
+    return list(torch.autograd.grad(result, leaves, sent, materialize_grads=True))
 
 
 def script(
     trial: Trial,
     answer: Any,
     reference: Any,
-    events: Iterable[Event],
+    events: Iterable[tuple[str, Callable[[Any], object]]],
     look: Callable[[Any], Mapping[str, Any]],
 ) -> None:
-    """Do the same things with two objects, one after the other. After each event what can be seen of them must agree,
-    and so must the way in which it ended. The report names all events up to the first difference.
+    """Do the same things with two objects, one after the other. After each event whatever `look` shows of them, by
+    name, must agree, and so must the way in which it ended. The report names the last events before the difference.
 
-        with trial.group("counts what it was given"):
-            events = [(f"add({n})", lambda it, n=n: it.add(n)) for n in random.choices(range(9), k=20)]
-            script(trial, answer(), Counter(), events, look=lambda it: {"total": it.total})
-
-    Args:
-        answer, reference: the two objects.
-        events: (text, action); the action is called with the object.
-        look: what is compared, by name.
+    with trial.group("counts what it was given"):
+        events = [(f"add({n})", lambda it, n=n: it.add(n)) for n in random.choices(range(9), k=20)]
+        script(trial, answer(), Counter(), events, look=lambda it: {"total": it.total})
     """
     told: list[str] = []
     for text, action in events:
         told.append(text)
-        ends = [outcome(lambda it=it, action=action: action(it)) for it in (answer, reference)]
-        case = f"after {', '.join(told[-8:])}"
-        trial.equal(f"how it ends, {case}", *ends)
-        right = look(reference)
-        for name, got in look(answer).items():
-            trial.equal(f"{name}, {case}", got, right[name])
+        case = ", then ".join(told[-8:])
+        (mine, got), (right, expected) = (_end(partial(action, it)) for it in (answer, reference))
+        trial.that(case, type(mine) is type(right), expected=expected, got=got)
+        wanted = look(reference)
+        for name, found in look(answer).items():
+            trial.equal(f"{name}, after {case}", found, wanted[name])
 
 
 @contextmanager
@@ -104,7 +113,7 @@ def unchanged(trial: Trial, case: str, *things: Any) -> Iterator[None]:
 
 
 def snapshot(thing: Any) -> Any:
-    """A copy of what `unchanged` compares, in lists, dictionaries and tensors."""
+    """A copy of what `unchanged` compares, in lists, dictionaries and tensors: before = snapshot(model)."""
     if isinstance(thing, Tensor):
         return [thing.detach().clone(), thing.requires_grad]
     if isinstance(thing, nn.Module):
@@ -117,82 +126,51 @@ def snapshot(thing: Any) -> Any:
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """How a call ends, in a word that two answers can be compared by: the name of the exception, or "no exception".
+    """How a call ends: the name of the exception's class, or "no exception".
 
-        trial.equal("reduction='average'", outcome(lambda: answer(x, y, reduction="average")), "ValueError")
-
-    An unfinished answer's NotImplementedError goes on.
+    trial.equal("update() after loading", outcome(ema.update), "RuntimeError")
     """
-    try:
-        action()
-    except Exception as error:
-        if is_stub(error):
-            raise
-        return type(error).__name__
-    return "no exception"
+    error, _ = _end(action)
+    return type(error).__name__ if error else "no exception"
 
 
 def raises(trial: Trial, case: str, action: Callable[[], object], kind: type[Exception], *words: str) -> None:
     """A call must raise an exception of this kind, with one of the words in its message if there are any.
 
-    with trial.group("an unknown layer raises ValueError with its name", see=3):
-        raises(trial, "a layer that isn't there", lambda: answer(model, ["nowhere"]), ValueError, "nowhere")
+    raises(trial, "a layer that isn't there", lambda: answer(model, ["nowhere"]), ValueError, "nowhere")
     """
+    error, got = _end(action)
+    message = str(error).replace("\\", "")  # a name may be quoted as a regular expression
+    right = isinstance(error, kind) and (not words or any(word in message for word in words))
     expected = kind.__name__ + (f" naming {words[0]!r}" if words else "")
+    trial.that(case, right, expected=expected, got=got)
+
+
+def derived(trial: Trial, answer: Any, base: str) -> type:
+    """The class of this name that the answer is derived from; an answer that isn't ends the check.
+
+    enhance = derived(trial, answer, "Enhance")
+    """
+    found = [kind for kind in getattr(answer, "__mro__", ())[1:] if kind.__name__ == base]
+    trial.needs(f"is derived from {base}", bool(found), expected=base, got=repr(answer), hint="which class is to be?")
+    return found[0]
+
+
+def _end(action: Callable[[], object]) -> tuple[Exception | None, str]:
+    """What a call raises, if anything, and how that is told; an unfinished answer's NotImplementedError goes on."""
     try:
         action()
     except Exception as error:
         if is_stub(error):
             raise
-        named = not words or any(word in str(error) for word in words)
-        trial.that(case, isinstance(error, kind) and named, expected=expected, got=describe(error))
-    else:
-        trial.that(case, False, expected=expected, got="no exception")
-
-
-def judge_table(trial: Trial, table: Iterable[tuple[str, str, int | None, Callable[[], None]]]) -> None:
-    """Judge demands that each stand in a line: what is demanded, where to look, the folded hint, and a function that
-    goes through the demand's cases.
-
-        judge_table(trial, [
-            ("halves even numbers", "which operator?", 1, lambda: trial.equal("4", answer(4), 2)),
-            ("refuses odd ones", "who raises?", None, lambda: raises(trial, "3", lambda: answer(3), ValueError)),
-        ])
-    """
-    for demand, hint, see, judge in table:
-        with trial.group(demand, hint=hint, see=see):
-            judge()
-
-
-def _copy(argument: Any, gradient: bool) -> Any:
-    if isinstance(argument, Tensor):
-        made = argument.detach().clone(memory_format=torch.preserve_format)
-        return made.requires_grad_(argument.requires_grad or (gradient and argument.is_floating_point()))
-    return copy.deepcopy(argument)
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_detached(entry) for entry in value)
-    return value
-
-
-def _gradients(result: Tensor, arguments: list[Any], sent: Tensor) -> list[Tensor]:
-    """What `sent` gives for each argument that takes a gradient; zeros where nothing arrives."""
-    leaves = [argument for argument in arguments if isinstance(argument, Tensor) and argument.requires_grad]
-    if not (isinstance(result, Tensor) and result.requires_grad):
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(result, leaves, sent, allow_unused=True)
-    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+        return error, describe(error)
+    return None, "no exception"
 
 
 def _module(module: nn.Module) -> dict[str, Any]:
-    """What one module holds itself: tensors with their grad, mode, hooks, and the names of its attributes."""
-    held = {**module._parameters, **module._buffers}
+    """What one module holds itself: tensors, mode, hooks, and the names of its attributes."""
     return {
-        "tensors": {name: snapshot(tensor) for name, tensor in held.items()},
+        "tensors": snapshot({**module._parameters, **module._buffers}),
         "training": module.training,
         "hooks": {name: list(value) for name, value in vars(module).items() if name.endswith("_hooks") and value},
         "attributes": sorted(vars(module)),
