@@ -4,14 +4,17 @@ import copy
 import re
 import time
 from collections import OrderedDict
+from functools import partial
 
+import pytest
 import torch
 import torch.nn.functional as F
 from answer_variants import variants
-from check_protocol import CheckProtocol
+from check_protocol import CheckProtocol, idle
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
+from torch.utils.flop_counter import FlopCounterMode
 
 from course.answers import answers, definitions
 from course.exercise_form import student_source
@@ -21,6 +24,7 @@ CELLS = "mini-module flops-of groups-wrong assert-partition norm-linear rule rem
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
+IDLE = idle("15-03", GIVEN)
 NAMES = {
     "registration": "CarefulModule",
     "summary": "summarize",
@@ -98,190 +102,50 @@ class ByTable(ByCases):
         MiniModule.__setattr__(self, name, value)
 
 
-class NotDerived:
-    pass
-
-
-class KeepsBoth(ByCases):
-    """Leaves the buffer where it was."""
-
-    def _drop(self, name, *tables):
-        pass
-
-
-class Silent(ByCases):
-    def _only_none(self, name, value):
-        pass
-
-
-class ValueErrors(ByCases):
-    def _only_none(self, name, value):
-        if value is not None:
-            raise ValueError(name)
-
-
-class RaisesLate(ByTable):
-    """Takes the old value away before it refuses the new one."""
-
-    def __setattr__(self, name, value):
-        try:
-            super().__setattr__(name, value)
-        except TypeError:
-            for table in ("_parameters", "_modules", "_buffers"):
-                self.__dict__[table].pop(name, None)
-            raise
-
-
+registration = partial(variant, "registration")
 _POP = "        for i, place in enumerate(places):\n            if i != home:\n"
-_PLACES = "        for i, place in enumerate(places):\n"
 _DEL = "        object.__delattr__(self, name)\n"
-_SET = "            object.__setattr__(self, name, value)  # a property keeps its setter\n"
-_MODULE = "elif isinstance(value, MiniModule) and home != 0:"
-_REFUSE = "elif value is not None and not isinstance(value, kinds[home]):"
 WRONG_REGISTRATION = {
-    "not derived": (NotDerived, "derived from MiniModule"),
-    "no __setattr__ of its own": (
-        type("OnlyDelete", (MiniModule,), {"__delattr__": ANSWERS["CarefulModule"].__delattr__}),
-        "takes the name over|TypeError",
-    ),
-    "leaves the buffer": (KeepsBoth, "takes the name over"),
+    "not derived": (nn.Module, "derived from MiniModule"),
     "leaves the ordinary attribute": (
-        variant("registration", ("enumerate(places):", "enumerate(places[:3]):")),
+        registration(("enumerate(places):", "enumerate(places[:3]):")),
         "takes the name over[\\s\\S]*Hint 2",
     ),
-    "a parameter moves to the end": (
-        variant(
-            "registration",
-            ("            if i != home:\n                place", "            if True:\n                place"),
-        ),
+    "parameters of one class": (
+        registration(("if isinstance(value, nn.Parameter):", "if type(value) is nn.Parameter:")),
+        "takes the name over",
+    ),
+    "children of the same class": (
+        registration(("isinstance(value, MiniModule)", "type(value) is type(self)")),
         "takes the name over",
     ),
     "a module takes a parameter's name": (
-        variant("registration", (" and home != 0:", ":")),
-        "raises TypeError and changes nothing",
-    ),
-    "a tensor for a buffer becomes an attribute": (
-        variant(
-            "registration",
-            (_PLACES, "        home = 3 if home == 2 and isinstance(value, Tensor) else home\n" + _PLACES),
-        ),
-        "stays a buffer",
+        registration((" and home != 0:", ":")),
+        "raises TypeError[\\s\\S]*a module for a name in _parameters",
     ),
     "a buffer moves to the end": (
-        variant("registration", (_POP, _POP.replace("i != home", "i != home or (i == 2 and value is not None)"))),
+        registration((_POP, _POP.replace("i != home", "i != home or (i == 2 and value is not None)"))),
         "stays a buffer",
     ),
-    "None removes the name": (
-        variant(
-            "registration",
-            (
-                "            places[home][name] = value\n",
-                "            places[home][name] = value\n"
-                "        if value is None and home < 3:\n            del places[home][name]\n",
-            ),
-        ),
-        "None keeps",
-    ),
-    "None refused": (variant("registration", ("value is not None and ", "")), "None keeps|ordinary"),
     "None becomes an attribute": (
-        variant(
-            "registration",
-            ("        for i, place", "        home = 3 if value is None else home\n        for i, place"),
-        ),
+        registration(("        for i, place", "        home = 3 if value is None else home\n        for i, place")),
         "None keeps",
     ),
-    "accepts anything": (Silent, "raises TypeError and changes nothing"),
-    "ValueError": (ValueErrors, "raises TypeError and changes nothing"),
-    "empties before it raises": (RaisesLate, "changes nothing"),
-    "only falsy values for None": (
-        variant("registration", ("elif value is not None and", "elif value and")),
-        "no exception|bool|RuntimeError|Boolean",
-    ),
-    "tensors become buffers": (
-        variant(
-            "registration",
-            (
-                "        elif value is not None",
-                "        elif isinstance(value, Tensor) and home == 3:\n            home = 2\n"
-                "        elif value is not None",
-            ),
+    "empties before it raises": (
+        registration(
+            ("            raise TypeError", "            places[home].pop(name)\n            raise TypeError")
         ),
-        "set as by MiniModule",
+        "changes nothing",
     ),
-    "del of tables only": (
-        variant("registration", (_DEL, "        raise AttributeError(name)\n")),
-        "del removes",
-    ),
-    "del of nothing is quiet": (
-        variant("registration", (_DEL, "        if name in self.__dict__:\n            del self.__dict__[name]\n")),
-        "del removes",
-    ),
-    "del raises KeyError": (variant("registration", (_DEL, "        del self.__dict__[name]\n")), "del removes"),
-    "del sets None": (variant("registration", ("del table[name]", "table[name] = None")), "del removes"),
-    "del passes a deleter by": (
-        variant(
-            "registration",
-            (
-                _DEL,
-                "        if name not in self.__dict__:\n            raise AttributeError(name)\n"
-                "        del self.__dict__[name]\n",
-            ),
-        ),
-        "del removes[\\s\\S]*deleter",
-    ),
-    "del of all that begin so": (
-        variant(
-            "registration",
-            (
-                "            if name in table:\n                del table[name]\n                return\n",
-                "            if found := [key for key in table if key.startswith(name)]:\n"
-                "                for key in found:\n                    del table[key]\n                return\n",
-            ),
-        ),
-        "del removes",
-    ),
+    "ValueError": (registration(("raise TypeError", "raise ValueError")), "ValueError: cannot assign"),
     "a property loses its setter": (
-        variant("registration", (_SET, "            places[home][name] = value\n")),
-        "set as by MiniModule[\\s\\S]*property",
-    ),
-    "children of its own class": (
-        variant("registration", (_MODULE, _MODULE.replace("MiniModule", "CarefulModule"))),
-        "takes the name over|registered",
-    ),
-    "children of the same class": (
-        variant("registration", (_MODULE, "elif type(value) is type(self) and home != 0:")),
-        "takes the name over",
-    ),
-    "children of no derived class": (
-        variant("registration", (_MODULE, "elif type(value) in (MiniModule, type(self)) and home != 0:")),
-        "takes the name over",
-    ),
-    "parameters of one class": (
-        variant("registration", ("if isinstance(value, nn.Parameter):", "if type(value) is nn.Parameter:")),
-        "takes the name over",
-    ),
-    "buffers of one class": (
-        variant(
-            "registration",
-            (
-                _REFUSE,
-                "elif value is not None and home < 3 and (not isinstance(value, kinds[home])\n"
-                "            or home == 2 and type(value) is not Tensor):",
-            ),
+        registration(
+            ("object.__setattr__(self, name, value)  # a property keeps its setter", "places[home][name] = value")
         ),
-        "stays a buffer",
+        "set as by MiniModule[\\s\\S]*a property",
     ),
-    "refuses what comes to mind": (
-        variant(
-            "registration",
-            (
-                _REFUSE,
-                "elif home < 3 and (isinstance(value, str | int | Tensor) and not isinstance(value, kinds[home])\n"
-                "            or home == 0 and isinstance(value, MiniModule)):",
-            ),
-        ),
-        "raises TypeError",
-    ),
+    "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
+    "del raises KeyError": (registration((_DEL, "        del self.__dict__[name]\n")), "del removes"),
 }
 
 # ---------------------------------------------------------------- summary
@@ -338,287 +202,71 @@ def summarize_by_wrapping(model, *args, **kwargs):
     return rows
 
 
-_FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
-_UNDO = _FINALLY + "        for module, mode in modes.items():\n            module.training = mode\n"
-
-
-def summarize_and_leave(model, *args, **kwargs):
-    """Its wrappers stay in place."""
-    rows, seen, modes = [], set(), {m: m.training for m in model.modules()}
-    for name, module in model.named_modules():
-        if list(module.children()):
-            continue
-
-        def run(*a, m=module, n=name, inner=module.forward, **k):
-            start = time.perf_counter()
-            out = inner(*a, **k)
-            took, new = time.perf_counter() - start, set(m.parameters()) - seen
-            seen.update(new)
-            row = {"name": n, "kind": type(m).__name__, "shapes": list(check._shapes(out)), "seconds": took}
-            sizes = {"parameters": sum(p.numel() for p in new), "flops": GIVEN["flops_of"](m, out)}
-            rows.append(row | sizes)
-            return out
-
-        module.forward = run
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return rows
-
-
+summary = partial(variant, "summary")
+_RUN = "            model(*args, **kwargs)\n"
+_HANDLES = "        for handle in handles:\n            handle.remove()\n"
+_MODES = "        for module, mode in modes.items():\n            module.training = mode\n"
+_ROW = 'rows.append({**row, "seconds": seconds})'
 WRONG_SUMMARY = {
-    "modes by train, parents first": (
-        variant("summary", ("            module.training = mode\n", "            module.train(mode)\n")),
-        "mode it was in",
-    ),
+    "a key less": (summary((_ROW, "rows.append(row)")), "list of dictionaries with name"),
     "a copy runs": (
         lambda model, *a, **k: ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
-        "runs the model once[\\s\\S]*copy",
+        "runs the model itself",
     ),
-    "autograd on for good": (
-        variant(
-            "summary",
-            (
-                "        with torch.no_grad():\n            model(*args, **kwargs)\n    finally:\n",
-                "        torch.set_grad_enabled(False)\n        model(*args, **kwargs)\n"
-                "    finally:\n        torch.set_grad_enabled(True)\n",
-            ),
-        ),
-        "autograd is as it was",
-    ),
-    "cleans up after Exceptions only": (
-        variant(
-            "summary",
-            (
-                _UNDO,
-                _UNDO.replace("finally:", "except Exception:")
-                + "        raise\n"
-                + _UNDO.replace("finally:", "if True:"),
-            ),
-        ),
-        "mode it was in[\\s\\S]*KeyboardInterrupt",
-    ),
-    "exact types": (
-        variant("summary", ("isinstance(output, dict | list | tuple)", "type(output) in (dict, list, tuple)")),
-        "shapes are",
-    ),
-    "counted by address": (
-        variant(
-            "summary",
-            (
-                "new = set(module.parameters()) - counted",
-                "new = [p for p in module.parameters() if p.data_ptr() not in counted]",
-            ),
-            ("counted.update(new)", "counted.update(p.data_ptr() for p in new)"),
-        ),
-        "counted once[\\s\\S]*meta",
-    ),
-    "another of its kind": (
-        variant(
-            "summary",
-            (
-                "    finally:\n",
-                "    except RuntimeError as e:\n        raise RuntimeError(str(e)) from None\n    finally:\n",
-            ),
-        ),
-        "exception goes on[\\s\\S]*not that object",
-    ),
-    "no empty containers": (
-        variant(
-            "summary",
-            (
-                "if not list(module.children()):",
-                "if not list(module.children()) and type(module) is not nn.Sequential:",
-            ),
-        ),
-        "one row for each call",
-    ),
-    "forward stays replaced": (summarize_and_leave, "nothing of yours"),
-    "tuples": (
-        variant(
-            "summary",
-            ("rows.append({**row", "rows.append(tuple({**row"),
-            ('"seconds": seconds})', '"seconds": seconds}.values()))'),
-        ),
-        "six keys",
-    ),
-    "a tuple of rows": (variant("summary", ("    return rows\n", "    return tuple(rows)\n")), "six keys"),
-    "a key less": (variant("summary", ('rows.append({**row, "seconds": seconds})', "rows.append(row)")), "six keys"),
     "a warm-up": (
-        variant(
-            "summary",
-            (
-                "            model(*args, **kwargs)\n",
-                "            model(*args, **kwargs)\n            rows.clear()\n            counted.clear()\n"
-                "            model(*args, **kwargs)\n",
-            ),
-        ),
-        "runs the model once",
-    ),
-    "all modules": (variant("summary", ("if not list(module.children()):", "if True:")), "one row for each call"),
-    "one row a module": (
-        variant(
-            "summary",
-            ("        rows.append(", "        if not any(r['name'] == name for r in rows):\n            rows.append("),
-        ),
-        "one row for each call",
-    ),
-    "sorted by name": (
-        variant("summary", ("    return rows\n", "    return sorted(rows, key=lambda row: row['name'])\n")),
-        "one row for each call",
+        summary((_RUN, _RUN + "            rows.clear()\n            counted.clear()\n" + _RUN)),
+        "runs the model itself, once",
     ),
     "last names": (
-        variant(
-            "summary",
+        summary(
             ("model.named_modules():", "{m: n for n, m in model.named_modules(remove_duplicate=False)}.items():"),
             ("for name, module in {", "for module, name in {"),
         ),
-        "one row for each call",
+        "one row for each call[\\s\\S]*Hint 1",
     ),
-    "keywords lost": (
-        variant("summary", ("model(*args, **kwargs)", "model(*args)")),
-        "one row for each call|no exception",
-    ),
-    "kind as a class": (variant("summary", ("type(module).__name__", "type(module)")), "kind is"),
-    "kind with its module": (
-        variant("summary", ("type(module).__name__", "type(module).__module__ + type(module).__name__")),
-        "kind is",
-    ),
-    "first shape only": (
-        variant(
-            "summary",
-            (
-                "[shape for entry in entries for shape in shapes(entry)]",
-                "[shape for entry in entries for shape in shapes(entry)][:1]",
-            ),
-        ),
-        "shapes are",
-    ),
-    "no dictionaries": (variant("summary", ("dict | list | tuple", "list | tuple")), "shapes are"),
-    "torch.Size": (variant("summary", ("[tuple(output.shape)]", "[output.shape]")), "shapes are"),
-    "keys of dictionaries": (
-        variant("summary", ("output.values() if isinstance(output, dict) else output", "output")),
-        "shapes are",
-    ),
-    "counted each time": (variant("summary", ("        counted.update(new)\n", "")), "counted once"),
+    "kind as a class": (summary(("type(module).__name__", "type(module)")), "kind is"),
+    "no dictionaries": (summary(("dict | list | tuple", "list | tuple")), "shapes are[\\s\\S]*Hint 2"),
+    "torch.Size": (summary(("[tuple(output.shape)]", "[output.shape]")), "shapes are"),
     "counted by module": (
-        variant(
-            "summary",
+        summary(
             (
                 "new = set(module.parameters()) - counted",
                 "new = set() if module in counted else set(module.parameters())",
             ),
             ("counted.update(new)", "counted.add(module)"),
         ),
-        "counted once",
+        "counted once[\\s\\S]*Hint 3",
     ),
     "only what learns": (
-        variant("summary", ("sum(p.numel() for p in new)", "sum(p.numel() for p in new if p.requires_grad)")),
+        summary(("sum(p.numel() for p in new)", "sum(p.numel() for p in new if p.requires_grad)")),
         "counted once",
     ),
-    "tensors, not elements": (variant("summary", ("sum(p.numel() for p in new)", "len(new)")), "counted once"),
     "flops of one row": (
-        variant(
-            "summary",
-            (
-                "flops_of(module, output)",
-                "flops_of(module, output[:1] if isinstance(output, Tensor) and output.ndim else output)",
-            ),
-        ),
+        summary(("flops_of(module, output)", "flops_of(module, output[:1] if torch.is_tensor(output) else output)")),
         "flops are",
     ),
-    "a clock for all": (
-        variant("summary", ("seconds = clock() - started.pop()", "seconds = clock() - started[0]")),
-        "seconds are",
-    ),
-    "milliseconds": (variant("summary", ('"seconds": seconds', '"seconds": 1000 * seconds')), "seconds are"),
-    "no time": (variant("summary", ('"seconds": seconds', '"seconds": 0.0')), "seconds are"),
-    "in train mode": (variant("summary", ("        model.eval()\n", "")), "evaluation mode"),
+    "a clock for all": (summary(("clock() - started.pop()", "clock() - started[0]")), "seconds are"),
     "only the root in eval mode": (
-        variant("summary", ("        model.eval()\n", "        model.training = False\n")),
-        "evaluation mode",
-    ),
-    "with a graph": (variant("summary", ("torch.no_grad()", "torch.enable_grad()")), "no graph"),
-    "autograd off for good": (
-        variant(
-            "summary", ("        with torch.no_grad():\n", "        torch.set_grad_enabled(False)\n        if True:\n")
-        ),
-        "autograd is as it was",
-    ),
-    "autograd off after an exception": (
-        variant(
-            "summary",
-            (
-                "        with torch.no_grad():\n            model(*args, **kwargs)\n",
-                "        torch.set_grad_enabled(False)\n        model(*args, **kwargs)\n"
-                "        torch.set_grad_enabled(True)\n",
-            ),
-        ),
-        "autograd is as it was",
-    ),
-    "swallows": (
-        variant("summary", ("    finally:\n", "    except RuntimeError:\n        pass\n    finally:\n")),
-        "exception goes on",
+        summary(("        model.eval()\n", "        model.training = False\n")),
+        "evaluation mode[\\s\\S]*training, no graph",
     ),
     "raises its own": (
-        variant(
-            "summary",
-            (
-                "    finally:\n",
-                "    except RuntimeError as e:\n        raise ValueError('the model failed') from e\n    finally:\n",
-            ),
-        ),
+        summary(("    finally:\n", "    except Exception as e:\n        raise ValueError from e\n    finally:\n")),
         "exception goes on",
     ),
-    "train in the end": (
-        variant(
-            "summary",
-            (
-                "        for module, mode in modes.items():\n            module.training = mode\n",
-                "        model.train()\n",
-            ),
-        ),
-        "mode it was in",
+    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes and hooks"),
+    "hooks stay after an interrupt": (
+        summary(("    finally:\n" + _HANDLES, "    except Exception:\n" + _HANDLES + "        raise\n    finally:\n")),
+        "modes and hooks",
     ),
-    "mode of the root": (
-        variant(
-            "summary",
+    "autograd off after an exception": (
+        summary(
             (
-                "        for module, mode in modes.items():\n            module.training = mode\n",
-                "        model.train(modes[model])\n",
-            ),
+                "        with torch.no_grad():\n" + _RUN,
+                "        torch.set_grad_enabled(False)\n" + _RUN[4:] + "        torch.set_grad_enabled(True)\n",
+            )
         ),
-        "mode it was in",
-    ),
-    "modes lost after an exception": (
-        variant(
-            "summary",
-            (
-                "        for module, mode in modes.items():\n            module.training = mode\n    return",
-                "    for module, mode in modes.items():\n        module.training = mode\n    return",
-            ),
-        ),
-        "mode it was in[\\s\\S]*after an exception",
-    ),
-    "hooks stay": (variant("summary", ("            handle.remove()\n", "            pass\n")), "nothing of yours"),
-    "hooks stay after an exception": (
-        variant("summary", (_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n")),
-        "nothing of yours is left[\\s\\S]*after an exception",
-    ),
-    "clears everybody's hooks": (
-        variant(
-            "summary",
-            (
-                "        for handle in handles:\n            handle.remove()\n",
-                "        for module in modes:\n            module._forward_hooks.clear()\n"
-                "            module._forward_pre_hooks.clear()\n",
-            ),
-        ),
-        "hooks of others stay",
+        "autograd is on or off",
     ),
 }
 
@@ -654,174 +302,47 @@ def groups_by_owner(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
     return found
 
 
-_HOLDERS = 'if f"{path}.".startswith(layer and f"{layer}.")]'
-_PLACE = "layers.index(max(holders, key=len)) if holders else 0"
+groups = partial(variant, "groups")
 _PLAIN = "parameter.ndim < 2 or isinstance(modules[path], NORMS)"
 _RETURN = '    return [{"params": ps, "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items()]\n'
-
-
-def groups_in_reverse(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
-    """Turns the caller's list around."""
-    if isinstance(layers, list):
-        layers.reverse()
-        layers = layers[::-1]
-    return ANSWERS["param_groups"](model, lr, weight_decay, layers, layer_decay)
-
-
-def groups_by_rounded_rate(*args):
-    merged = {}
-    for group in ANSWERS["param_groups"](*args):
-        key = round(group["lr"], 6), group["weight_decay"]
-        merged.setdefault(key, {**group, "params": []})["params"].extend(group["params"])
-    return list(merged.values())
-
-
 WRONG_GROUPS = {
-    "turns layers around": (groups_in_reverse, "layers stays as it is"),
-    "rates rounded": (groups_by_rounded_rate, "rates are"),
-    "generators": (
-        lambda *args: [{**g, "params": (p for p in g["params"])} for g in ANSWERS["param_groups"](*args)],
-        "list of groups",
+    "a dictionary": (groups((_RETURN, "    return groups\n")), "list of dictionaries with params"),
+    "frozen ones, too": (
+        groups((" if p.requires_grad]", "]")),
+        r"no frozen one in any[\s\S]*0 in entry 'groups of 0\.weight, which is frozen'[\s\S]*\(a frozen layer\)",
     ),
-    "tuples": (
-        lambda *args: [{**g, "params": tuple(g["params"])} for g in ANSWERS["param_groups"](*args)],
-        "a list of parameters",
-    ),
-    "one kind of norm": (
-        variant("groups", ("isinstance(modules[path], NORMS)", "isinstance(modules[path], (*NORMS[:2], NORMS[3]))")),
-        "no decay",
-    ),
-    "layers hold parameters": (
-        variant(
-            "groups",
-            (
-                "if layer not in modules:",
-                "if not list(modules.get(layer, nn.ReLU()).parameters()):",
-            ),
-        ),
-        "without parameters|no submodule",
-    ),
-    "the model is no layer": (
-        variant("groups", ('startswith(layer and f"{layer}.")', 'startswith(f"{layer}.")')),
-        "rates are",
-    ),
-    "looks only if something learns": (
-        variant(
-            "groups",
-            (
-                "    for layer in layers:\n        if layer",
-                "    learns = any(p.requires_grad for p in model.parameters())\n"
-                "    for layer in layers if learns else ():\n        if layer",
-            ),
-        ),
-        "unknown layer",
-    ),
-    "a tuple of groups": (
-        variant("groups", (_RETURN, _RETURN.replace("return [", "return tuple([").replace("]\n", "])\n"))),
-        "list of groups",
-    ),
-    "twice in one group": (
-        variant("groups", (".append(parameter)", ".extend([parameter, parameter])")),
+    "tied ones twice": (
+        groups(("model.named_parameters()", "model.named_parameters(remove_duplicate=False)")),
         "in one group",
     ),
-    "a dictionary": (variant("groups", (_RETURN, "    return groups\n")), "list of groups"),
-    "names": (variant("groups", (".append(parameter)", ".append((name, parameter))")), "list of groups"),
-    "frozen ones, too": (variant("groups", (" if p.requires_grad]", "]")), "in one group, no other"),
-    "tied ones twice": (
-        variant("groups", ("model.named_parameters()", "model.named_parameters(remove_duplicate=False)")),
-        "in one group, no other",
+    "a second name is unknown": (
+        groups(("named_modules(remove_duplicate=False)", "named_modules()")),
+        r"rates are[\s\S]*no submodule[\s\S]*\(layers \[.*'blocks\.3\.fc'",
     ),
-    "only what has a layer": (
-        variant(
-            "groups", ("        place =", "        if layers and not holders:\n            continue\n        place =")
-        ),
-        "in one group, no other",
+    "prefix without the dot": (
+        groups(('if f"{path}.".startswith(layer and f"{layer}.")]', "if name.startswith(layer)]")),
+        "rates are[\\s\\S]*Hint 1",
     ),
-    "prefix without the dot": (variant("groups", (_HOLDERS, "if name.startswith(layer)]")), "rates are"),
-    "the outermost": (variant("groups", ("max(holders, key=len)", "min(holders, key=len)")), "rates are"),
-    "the first that holds": (variant("groups", ("max(holders, key=len)", "holders[0]")), "rates are"),
-    "the other way round": (variant("groups", ("max(len(layers) - 1 - place, 0)", "place")), "rates are"),
-    "one step too many": (variant("groups", ("len(layers) - 1 - place", "len(layers) - place")), "rates are"),
-    "one step without layers": (
-        variant("groups", ("max(len(layers) - 1 - place, 0)", "(len(layers) - 1 - place)")),
-        "rates are",
-    ),
-    "rest at the full rate": (
-        variant("groups", (_PLACE, "layers.index(max(holders, key=len)) if holders else len(layers) - 1")),
-        "rates are",
-    ),
-    "linear in depth": (
-        variant(
-            "groups",
-            (
-                "layer_decay ** max(len(layers) - 1 - place, 0)",
-                "(1 - (1 - layer_decay) * max(len(layers) - 1 - place, 0))",
-            ),
-        ),
-        "rates are",
-    ),
-    "other default": (variant("groups", ("layer_decay: float = 1.0", "layer_decay: float = 0.9")), "rates are"),
-    "by name": (variant("groups", (_PLAIN, '"bias" in name or "norm" in name')), "no decay"),
+    "one step too many": (groups(("len(layers) - 1 - place", "len(layers) - place")), "rates are"),
+    "the outermost": (groups(("max(holders, key=len)", "min(holders, key=len)")), "rates are"),
+    "by name": (groups((_PLAIN, '"bias" in name or "norm" in name')), "no decay"),
     "by the class's name": (
-        variant("groups", (_PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__')),
+        groups((_PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__')),
         "no decay",
     ),
-    "by the exact class": (
-        variant("groups", (_PLAIN, "parameter.ndim < 2 or type(modules[path]) in (*NORMS, nn.BatchNorm1d)")),
-        "no decay",
-    ),
-    "by dimension": (variant("groups", (_PLAIN, "parameter.ndim < 2")), "no decay"),
-    "one dimension only": (
-        variant("groups", (_PLAIN, "parameter.ndim == 1 or isinstance(modules[path], NORMS)")),
-        "no decay",
-    ),
-    "norms only": (variant("groups", (_PLAIN, "isinstance(modules[path], NORMS)")), "no decay"),
-    "a decay by default": (variant("groups", ("weight_decay: float = 0.0", "weight_decay: float = 0.01")), "no decay"),
-    "decay for all": (variant("groups", ("0.0 if plain else weight_decay", "weight_decay")), "no decay"),
+    "by dimension": (groups((_PLAIN, "parameter.ndim < 2")), "no decay"),
     "a group each": (
-        variant(
-            "groups",
-            (
-                _RETURN,
-                '    return [{"params": [p], "lr": r, "weight_decay": d} for (r, d), g in groups.items() for p in g]\n',
-            ),
-        ),
-        "no group is empty",
+        groups((_RETURN, _RETURN.replace("ps, ", "[p], ").replace("items()]", "items() for p in ps]"))),
+        "no two have the same[\\s\\S]*Hint 2",
     ),
-    "an empty group": (
-        variant("groups", (_RETURN, "    groups.setdefault((lr, 0.0), [])\n" + _RETURN)),
-        "no group is empty",
+    "an empty group": (groups((_RETURN, "    groups.setdefault((lr, 0.0), [])\n" + _RETURN)), "no group is empty"),
+    "turns layers around": (
+        groups(("    modules =", "    layers = layers or []\n    layers.sort()\n    modules =")),
+        "layers stays as it is",
     ),
-    "groups by layer": (
-        variant(
-            "groups",
-            (
-                "groups.setdefault((rate, 0.0 if plain else weight_decay), [])",
-                "groups.setdefault((rate, 0.0 if plain else weight_decay, place if holders else -1), [])",
-            ),
-            ("for (rate, d), ps in", "for (rate, d, _), ps in"),
-        ),
-        "no group is empty",
-    ),
-    "unknown ignored": (
-        variant(
-            "groups", ('            raise ValueError(f"{layer!r} in layers is no submodule")\n', "            pass\n")
-        ),
-        "unknown layer",
-    ),
-    "KeyError": (variant("groups", ("raise ValueError(", "raise KeyError(")), "unknown layer"),
-    "unnamed": (
-        variant("groups", ('f"{layer!r} in layers is no submodule"', '"a name in layers is no submodule"')),
-        "unknown layer",
-    ),
+    "KeyError": (groups(("raise ValueError(", "raise KeyError(")), "unknown layer"),
     "parameters count as layers": (
-        variant(
-            "groups",
-            (
-                "if layer not in modules:",
-                "if not any(n.startswith(layer) for n in [*modules, *dict(model.named_parameters())]):",
-            ),
-        ),
+        groups(("layer not in modules:", "not any(name.startswith(layer) for name in model.state_dict()):")),
         "unknown layer",
     ),
 }
@@ -871,22 +392,19 @@ class LazyByOnes(LazyModuleMixin, GIVEN["NormLinear"]):
         self.bias.copy_(given.get("bias", -y.mean(0) * self.length))
 
 
-class NotLazy(GIVEN["NormLinear"]):
-    """Waits for its first forward."""
+class Lazy(ANSWERS["LazyNormLinear"]):
+    """The notebook's, to be spoilt."""
+
+
+class EmptyLength(Lazy):
+    """A plain parameter without elements stands for one without a shape."""
 
     def __init__(self, outputs):
-        super().__init__(1, outputs)
+        super().__init__(outputs)
+        self.length = nn.Parameter(torch.empty(0))
 
 
-_ROWS_OF = ".flatten(0, -2)"
-_LENGTH = "torch.where(deviation < 1e-4, 1.0, 1 / deviation)"
-_BIAS = "-self.length * rows.mean(dim=0)"
-_STD = "rows.std(dim=0, correction=0)"
-_STARTS = '            if "direction" in lazy:\n'
-_LAZY = "        lazy = [n for n, p in self.named_parameters() if isinstance(p, UninitializedParameter)]\n"
-
-
-class AllOver(ANSWERS["LazyNormLinear"]):
+class StartsAgain(Lazy):
     """Centres its outputs in every training forward."""
 
     class cls_to_become(GIVEN["NormLinear"]):
@@ -898,55 +416,15 @@ class AllOver(ANSWERS["LazyNormLinear"]):
             return y
 
 
-AllOver.cls_to_become.__name__ = "NormLinear"
+StartsAgain.cls_to_become.__name__ = "NormLinear"
 
 
-class Detaches(ANSWERS["LazyNormLinear"]):
+class Detaches(Lazy):
     def forward(self, x):  # the first call was bound before the class changed
         return GIVEN["NormLinear"].forward(self, x).detach()
 
 
-class AddsOne(ANSWERS["LazyNormLinear"]):
-    def forward(self, x):
-        return GIVEN["NormLinear"].forward(self, x) + (x.ndim > 2)
-
-
-class EmptyLength(ANSWERS["LazyNormLinear"]):
-    """A plain parameter without elements stands for one without a shape."""
-
-    def __init__(self, outputs):
-        super().__init__(outputs)
-        self.length = nn.Parameter(torch.empty(0))
-
-    def initialize_parameters(self, x):
-        empty, centred = len(self.length) == 0, isinstance(self.bias, UninitializedParameter)
-        if empty:
-            self.length.data = torch.ones(self.outputs).to(x)
-        super().initialize_parameters(x)
-        with torch.no_grad():
-            rows = F.linear(x, F.normalize(self.direction, dim=1)).flatten(0, -2)
-            deviation = rows.std(dim=0, correction=0)
-            if empty:
-                self.length.copy_(torch.where(deviation < 1e-4, 1, 1 / deviation))
-                if centred:
-                    self.bias.copy_(-self.length * rows.mean(dim=0))
-
-    def _load_from_state_dict(self, state_dict, prefix, *rest):
-        if prefix + "length" in state_dict:
-            self.length.data = state_dict[prefix + "length"].clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class Centres(ANSWERS["LazyNormLinear"]):
-    """Writes into its first input."""
-
-    def initialize_parameters(self, x):
-        super().initialize_parameters(x)
-        with torch.no_grad():
-            x.add_(1)
-
-
-class OfShares(ANSWERS["LazyNormLinear"]):
+class OfShares(Lazy):
     @classmethod
     def of(cls, linear):
         made = cls(linear.out_features)
@@ -954,138 +432,51 @@ class OfShares(ANSWERS["LazyNormLinear"]):
         return made
 
 
-class OfStarts(ANSWERS["LazyNormLinear"]):
-    @classmethod
-    def of(cls, linear):
-        made = super().of(linear)
-        made.length.materialize((linear.out_features,))
-        torch.nn.init.ones_(made.length)
-        return made
-
-
-class OfFloat32(ANSWERS["LazyNormLinear"]):
-    @classmethod
-    def of(cls, linear):
-        made = cls(linear.out_features)
-        made.load_state_dict({"direction": linear.weight}, strict=False)
-        return made
-
-
+lazy = partial(variant, "lazy")
+_LENGTH = "torch.where(deviation < 1e-4, 1.0, 1 / deviation)"
+_BIAS = "-self.length * rows.mean(dim=0)"
 WRONG_LAZY = {
-    "not lazy": (NotLazy, "uninitialised before"),
-    "an empty length": (EmptyLength, "uninitialised before"),
-    "only the direction is lazy": (
-        variant(
-            "lazy",
-            (
-                "self.direction, self.length, self.bias = (UninitializedParameter() for _ in range(3))",
-                "self.direction = UninitializedParameter()",
-            ),
-        ),
-        "uninitialised before",
-    ),
-    "stays lazy": (variant("lazy", ("    cls_to_become = NormLinear\n", "")), "becomes NormLinear"),
-    "always float32": (variant("lazy", (", dtype=x.dtype", "")), "shape, dtype|no exception"),
-    "float32 for small batches": (
-        variant("lazy", (", dtype=x.dtype", ", dtype=x.dtype if len(x) > 5 else torch.float32")),
-        "shape, dtype",
-    ),
-    "direction of deviation 1": (variant("lazy", ("normal_(std=0.05)", "normal_()")), "drawn from a normal"),
-    "direction uniform": (
-        variant("lazy", ("normal_(std=0.05)", "uniform_(-0.0866, 0.0866)")),
-        "drawn from a normal[\\s\\S]*share",
-    ),
-    "the same direction": (
-        variant("lazy", (_STARTS, "            torch.manual_seed(0)\n" + _STARTS)),
-        "drawn from a normal[\\s\\S]*two draws",
-    ),
-    "over the last batch dimension": (
-        variant(
-            "lazy", (_ROWS_OF, ".flatten(1, -2)[0] if x.ndim > 2 else F.linear(x, F.normalize(self.direction, dim=1))")
-        ),
-        "has deviation 1",
-    ),
-    "count less one": (variant("lazy", ("correction=0", "correction=1")), "has deviation 1"),
-    "the deviation itself": (variant("lazy", ("1 / deviation)", "deviation)")), "has deviation 1"),
-    "no least deviation": (variant("lazy", (_LENGTH, "1 / deviation")), "has deviation 1"),
-    "clamped": (variant("lazy", (_LENGTH, "1 / deviation.clamp(min=1e-4)")), "has deviation 1"),
-    "a variance below 1e-4": (variant("lazy", ("deviation < 1e-4", "deviation**2 < 1e-4")), "has deviation 1"),
-    "mean square less square of the mean": (
-        variant("lazy", (_STD, "((rows**2).mean(dim=0) - rows.mean(dim=0) ** 2).clamp(min=0).sqrt()")),
-        "has deviation 1",
-    ),
-    "NaN for one row": (
-        variant("lazy", (_STD, "rows.std(dim=0) * ((len(rows) - 1) / len(rows)) ** 0.5")),
-        "has deviation 1[\\s\\S]*one row",
-    ),
-    "not normalised": (
-        variant("lazy", ("F.linear(x, F.normalize(self.direction, dim=1))", "F.linear(x, self.direction)")),
-        "has deviation 1",
-    ),
-    "centred over the first 40 rows": (variant("lazy", (_BIAS, "-self.length * rows[:40].mean(dim=0)")), "has mean 0"),
-    "no bias": (variant("lazy", (_BIAS, "torch.zeros_like(self.bias)")), "has mean 0"),
-    "the mean itself": (variant("lazy", (_BIAS, "-rows.mean(dim=0)")), "has mean 0"),
+    "an empty length": (EmptyLength, "wait for the first forward"),
+    "always float32": (lazy((", dtype=x.dtype", "")), "in place"),
     "other objects": (
-        variant(
-            "lazy",
-            (
-                f"                self.length.copy_({_LENGTH})\n",
-                f"                self.length = nn.Parameter({_LENGTH})\n",
-            ),
-        ),
-        "same objects",
+        lazy((f"self.length.copy_({_LENGTH})", f"self.length = nn.Parameter({_LENGTH})")),
+        "in place[\\s\\S]*Hint 3",
     ),
-    "adds one": (AddsOne, "first output is"),
-    "writes into the input": (Centres, "first output is[\\s\\S]*the input|has mean 0"),
-    "detaches": (Detaches, "gradients reach"),
-    "frozen": (
-        variant(
-            "lazy",
-            (
-                '            if "bias" in lazy:\n',
-                '            self.bias.requires_grad_(False)\n            if "bias" in lazy:\n',
-            ),
-        ),
-        "gradients reach",
-    ),
-    "starts again": (AllOver, "later inputs"),
-    "overwrites what was loaded": (
-        variant(
-            "lazy",
-            (_LAZY, _LAZY + "        chosen, lazy = lazy, ['direction', 'length', 'bias']\n"),
-            ("for name in lazy", "for name in chosen"),
-        ),
-        "what was loaded",
-    ),
+    "direction of deviation 1": (lazy(("normal_(std=0.05)", "normal_()")), "drawn from a normal"),
+    "direction uniform": (lazy(("normal_(std=0.05)", "uniform_(-0.0866, 0.0866)")), "drawn from a normal"),
+    "a loaded bias is started anew": (lazy(('if "bias" in lazy:', "if True:")), "was loaded is kept[\\s\\S]*Hint 1"),
     "all or nothing": (
-        variant(
-            "lazy",
-            (_LAZY, "        if not self.has_uninitialized_params():\n            return\n" + _LAZY),
-            (_STARTS, "            lazy = ['direction', 'length', 'bias']\n" + _STARTS),
+        lazy(
+            ("        for name in lazy:", "        if not lazy:\n            return\n        for name in lazy:"),
+            ("in lazy:\n   ", "in ('direction', 'length', 'bias'):\n   "),
         ),
-        "what was loaded",
+        "was loaded is kept",
     ),
-    "asks the direction only": (
-        variant(
-            "lazy",
+    "count less one": (lazy(("correction=0", "correction=1")), "length gives[\\s\\S]*Hint 2"),
+    "a variance below 1e-4": (lazy(("deviation < 1e-4", "deviation**2 < 1e-4")), "length gives"),
+    "mean square less square of the mean": (
+        lazy(
             (
-                _LAZY,
-                "        lazy = ['direction', 'length', 'bias']\n"
-                "        if not isinstance(self.direction, UninitializedParameter):\n            return\n",
-            ),
+                "rows.std(dim=0, correction=0)",
+                "((rows**2).mean(dim=0) - rows.mean(dim=0) ** 2).clamp(min=0).sqrt()",
+            )
         ),
-        "what was loaded|no exception",
+        "length gives[\\s\\S]*far from 0",
+    ),
+    "over the first dimension": (
+        lazy((".flatten(0, -2)", ".flatten(1, -2)[:, 0] if x.ndim > 2 else x @ F.normalize(self.direction, dim=1).T")),
+        "length gives[\\s\\S]*permuted view",
     ),
     "a bias for length 1": (
-        variant("lazy", (_BIAS, "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)")),
-        "what was loaded",
+        lazy((_BIAS, "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)")),
+        "bias gives[\\s\\S]*a loaded length",
     ),
-    "of shares the weight": (OfShares, "weight as its direction"),
-    "of starts the length": (OfStarts, "weight as its direction"),
-    "of in float32": (OfFloat32, "weight as its direction"),
+    "detaches": (Detaches, "a result without a graph"),
+    "starts again": (StartsAgain, "later inputs"),
+    "of shares the weight": (OfShares, "has a copy of its weight"),
     "of with the weight transposed": (
-        variant("lazy", ("made.direction.data.copy_(weight)", "made.direction.data.copy_(weight.flip(0))")),
-        "weight as its direction",
+        lazy(("made.direction.data.copy_(weight)", "made.direction.data.copy_(weight.flip(0))")),
+        "has a copy of its weight",
     ),
 }
 
@@ -1134,15 +525,16 @@ def convert_by_two_passes(state, target, classes):
 
 def wraps(change):
     """The notebook's answer with its result changed: change(result, state, target, classes)."""
+    return lambda *given: change(dict(ANSWERS["convert"](*given)), *given)
 
-    def answer(state, target, classes):
-        result = ANSWERS["convert"](state, target, classes)
-        return change(dict(result), state, target, classes)
 
-    return answer
+def prepared(change):
+    """The notebook's answer for another state: change(state, target)."""
+    return lambda state, target, classes: ANSWERS["convert"](change(dict(state), target), target, classes)
 
 
 def _swap(result, *_):
+    """The parts of the fused weights in another order."""
     for key in list(result):
         if ".query." in key:
             other = key.replace("query", "key")
@@ -1150,225 +542,61 @@ def _swap(result, *_):
     return result
 
 
-def _writes(state, target, classes):
-    result = ANSWERS["convert"](state, target, classes)
-    state["_orig_mod.norm.bias"].add_(1)
+def _takes_away(result, state, *_):
+    del state["_orig_mod.steps"]
     return result
 
 
-def _pops(state, target, classes):
-    result = ANSWERS["convert"](state, target, classes)
-    state.pop("_orig_mod.steps")
-    return result
+def _nearest(result, state, target, _):
+    old, new = (round(p.shape[1] ** 0.5) for p in (state["_orig_mod.position"], target["position"]))
+    image = state["_orig_mod.position"].mT.unflatten(2, (old, old))
+    return {**result, "position": F.interpolate(image, size=(new, new)).flatten(2).mT}
 
 
-def _writes_into_target(state, target, classes):
-    result = ANSWERS["convert"](state, target, classes)
-    with torch.no_grad():
-        target["norm.bias"].copy_(result["norm.bias"])
-    return result
-
-
-def _empties_target(state, target, classes):
-    result = ANSWERS["convert"](state, target, classes)
-    target.clear()
-    return result
-
-
-def _drops_blocks(state, target, classes):
+def _keeps_planned_blocks(state, target):
     depth = len({key.split(".")[1] for key in target if key.startswith("blocks.")})
-    kept = {
-        k: v
-        for k, v in state.items()
-        if "blocks" not in k or "gate" in k or "steps" in k or int(k.split(".")[2]) < depth
-    }
-    return ANSWERS["convert"](kept, target, classes)
+    return {key: value for key, value in state.items() if "blocks" not in key or int(key.split(".")[2]) < depth}
 
 
-def _drops_scalars(state, target, classes):
-    kept = {k: v for k, v in state.items() if v.ndim or k == "_orig_mod.blocks.0.steps"}
-    return ANSWERS["convert"]({**kept, "_orig_mod.steps": torch.tensor(0)}, target, classes)
-
-
-def _last_wins(state, target, classes):
-    names = {key.removeprefix("_orig_mod."): tensor for key, tensor in state.items()}
-    return ANSWERS["convert"]({f"_orig_mod.{key}": tensor for key, tensor in names.items()}, target, classes)
-
-
-def _reads_first(state, target, classes):
-    state["_orig_mod.position"], state["_orig_mod.patch.weight"]
-    return ANSWERS["convert"](state, target, classes)
-
-
-def _stem_from_target(state, target, classes):
-    return ANSWERS["convert"]({"_orig_mod.patch.bias": target["patch.bias"], **state}, target, classes)
-
-
-_RAISE = """    if report.left or report.missing:
-        raise ValueError(f"left over: {report.left}; missing: {report.missing}")
-"""
-_SHAPES_TOO = """    if wrong := [key for key in target if result[key].shape != target[key].shape]:
-        raise ValueError(f"other shapes than in target: {wrong}")
-"""
-_FILTER = "    result = {key: result[key] for key in target if key in result}\n"
+surgery = partial(variant, "surgery")
 WRONG_SURGERY = {
-    "the pair": (
-        lambda state, target, classes: (ANSWERS["convert"](state, target, classes), None),
-        "load_state_dict accepts",
+    "the pair": (wraps(lambda result, *_: (result, None)), "a dict\\s+got:\\s+'a tuple"),
+    "prefix left": (
+        wraps(lambda result, *_: {f"_orig_mod.{key}": value for key, value in result.items()}),
+        "target's keys[\\s\\S]*with '_orig_mod[\\s\\S]*Hint 1",
     ),
-    "prefix left": (wraps(lambda r, *_: {f"_orig_mod.{k}": v for k, v in r.items()}), "load_state_dict accepts"),
-    "ten blocks at most": (
-        variant(
-            "surgery",
-            (
-                "    result, report",
-                '    rules[2] = Rule(rules[2].source.replace("d+", "d"), parts, rules[2].change)\n    result, report',
-            ),
-            (_RAISE + _SHAPES_TOO, ""),
-        ),
-        "load_state_dict accepts",
+    "dtype of the target": (
+        wraps(lambda result, state, target, _: {key: value.to(target[key].dtype) for key, value in result.items()}),
+        "checkpoint's dtype[\\s\\S]*bfloat16",
     ),
-    "a key more": (wraps(lambda r, *_: {**r, "head.scale": r["head.bias"]}), "load_state_dict accepts"),
-    "all classes": (
-        variant("surgery", ("tensor[list(classes)]", "tensor"), (_SHAPES_TOO, "")),
-        "load_state_dict accepts",
-    ),
-    "the first classes": (variant("surgery", ("tensor[list(classes)]", "tensor[: len(classes)]")), "grey image"),
-    "sorted classes": (variant("surgery", ("tensor[list(classes)]", "tensor[sorted(classes)]")), "grey image"),
-    "the bias of other classes": (
-        wraps(lambda r, s, t, c: {**r, "head.bias": s["_orig_mod.head.bias"][: len(c)]}),
-        "grey image",
-    ),
-    "the mean of the stem": (variant("surgery", ("fold_stem(w)", "w.mean(dim=1, keepdim=True)")), "grey image"),
-    "one channel of the stem": (variant("surgery", ("fold_stem(w)", "w[:, :1]")), "grey image"),
-    "query and key exchanged": (wraps(_swap), "grey image"),
-    "interleaved": (variant("surgery", ("tensor.chunk(3)", "tuple(tensor[k::3] for k in range(3))")), "grey image"),
-    "norms exchanged": (
-        variant(
-            "surgery",
-            (
-                r'r"blocks.\1.ln\2.\3")]',
-                r'r"blocks.\1.l\2.\3")]'
-                + '\n    rules += [Rule(BLOCK + r"l1\\.(.+)", r"blocks.\\1.ln2.\\2")]'
-                + '\n    rules += [Rule(BLOCK + r"l2\\.(.+)", r"blocks.\\1.ln1.\\2")]',
-            ),
-        ),
-        "grey image",
-    ),
-    "always folds": (
-        wraps(
-            lambda r, s, t, c: {
-                **r,
-                "patch.weight": s["_orig_mod.patch.weight"].sum(1, keepdim=True).expand_as(t["patch.weight"]),
-            }
-        ),
-        "stem with as many",
-    ),
-    "nearest": (
-        wraps(lambda r, s, t, c: {**r, "position": _nearest(s["_orig_mod.position"], t["position"])}),
-        "positions are resized",
-    ),
-    "in a line": (
-        wraps(lambda r, s, t, c: {**r, "position": _line(s["_orig_mod.position"], t["position"])}),
-        "positions are resized",
-    ),
-    "cut off": (
-        wraps(
-            lambda r, s, t, c: {**r, "position": s["_orig_mod.position"].repeat(1, 9, 1)[:, : t["position"].shape[1]]}
-        ),
-        "positions are resized",
-    ),
-    "folds three channels only": (
-        variant(
-            "surgery", ("fold_stem(w) if channels == 1 else w", "w[:, :3].sum(1, keepdim=True) if channels == 1 else w")
-        ),
-        "grey image[\\s\\S]*four channels",
-    ),
-    "writes into the net of target": (_writes_into_target, "stay as they are"),
-    "empties target": (_empties_target, "stay as they are"),
-    "drops blocks": (_drops_blocks, "unplanned key[\\s\\S]*block more"),
-    "a dot for any character": (
-        variant("surgery", ("re.escape(old)", "old")),
-        "unplanned key[\\s\\S]*self_attn_out_proj",
-    ),
-    "drops scalars": (_drops_scalars, "unplanned key[\\s\\S]*ema_updates"),
-    "drops all steps": (
-        variant("surgery", ('Rule("steps", None)', 'Rule(".*steps", None)')),
-        "unplanned key[\\s\\S]*steps",
-    ),
-    "the last of two keys": (_last_wins, "unplanned key[\\s\\S]*head.bias"),
-    "reads before it looks": (_reads_first, "nothing fills[\\s\\S]*position"),
-    "a stem's bias from the target": (_stem_from_target, "nothing fills"),
-    "no look at shapes": (variant("surgery", (_SHAPES_TOO, "")), "doesn't get its shape"),
-    "a look at the stem only": (
-        variant("surgery", ("[key for key in target if", "[key for key in target if key[:5] == 'patch' and")),
-        "doesn't get its shape",
-    ),
-    "writes into a tensor": (_writes, "stay as they are"),
-    "takes keys away": (_pops, "stay as they are"),
-    "dtype of the target": (wraps(lambda r, s, t, c: {k: v.to(t[k].dtype) for k, v in r.items()}), "keep the dtype"),
-    "float32 positions": (
-        variant(
-            "surgery",
-            (
-                "resize_positions(tensor, grid)",
-                "resize_positions(tensor.float() if tensor.dtype == torch.bfloat16 else tensor, grid)",
-            ),
-        ),
-        "keep the dtype",
-    ),
+    "query and key exchanged": (wraps(_swap), "blocks have new names"),
+    "interleaved": (surgery(("tensor.chunk(3)", "tuple(tensor[k::3] for k in range(3))")), "blocks have new names"),
+    "the first classes": (surgery(("tensor[list(classes)]", "tensor[: len(classes)]")), "chosen classes, in order"),
+    "sorted classes": (surgery(("list(classes)", "sorted(classes)")), "chosen classes, in order"),
+    "the mean of the stem": (surgery(("fold_stem(w)", "w.mean(dim=1, keepdim=True)")), "stem is folded"),
+    "always folds": (surgery(("if channels == 1 else w", ".expand(-1, channels, -1, -1)")), "stem is folded"),
+    "nearest": (wraps(_nearest), "positions are resized"),
+    "takes keys away": (wraps(_takes_away), "state, target and their tensors stay"),
     "what is left over is dropped": (
-        variant("surgery", ("    if report.left or report.missing:\n", _FILTER + "    if report.missing:\n")),
+        surgery(("    if report.left or", "    result = {k: result[k] for k in target if k in result}\n    if")),
         "unplanned key",
     ),
     "keys without the prefix dropped": (
-        variant(
-            "surgery",
-            (
-                "    result, report",
-                '    state = {k: v for k, v in state.items() if k.startswith("_orig_mod.")}\n    result, report',
-            ),
-        ),
+        prepared(lambda state, _: {key: value for key, value in state.items() if key.startswith("_orig_mod.")}),
         "unplanned key[\\s\\S]*ema",
     ),
-    "left over without its name": (
-        variant(
-            "surgery",
-            (
-                'f"left over: {report.left}; missing: {report.missing}"',
-                'f"{len(report.left)} left over; missing: {report.missing}"',
-            ),
-        ),
+    "the last of two keys": (
+        prepared(lambda state, _: {f"_orig_mod.{key.removeprefix('_orig_mod.')}": state[key] for key in state}),
         "unplanned key",
     ),
-    "KeyError": (variant("surgery", ("raise ValueError(", "raise KeyError(")), "unplanned key"),
+    "drops blocks": (prepared(_keeps_planned_blocks), "unplanned key[\\s\\S]*blocks.2"),
+    "left over without its name": (surgery(("left over: {report.left}", "left over")), "unplanned key"),
     "missing is filled from the target": (
-        variant(
-            "surgery",
-            (
-                "    if report.left or report.missing:\n",
-                "    result |= {key: target[key] for key in report.missing}\n    if report.left:\n",
-            ),
-        ),
+        prepared(lambda state, target: {"_orig_mod.patch.bias": target["patch.bias"], **state}),
         "nothing fills",
     ),
-    "missing ignored": (variant("surgery", ("if report.left or report.missing:", "if report.left:")), "nothing fills"),
-    "missing without its name": (
-        variant("surgery", ("missing: {report.missing}", "{len(report.missing)} missing")),
-        "nothing fills",
-    ),
+    "no look at shapes": (surgery(("if wrong :=", "if False and")), "of another shape[\\s\\S]*Hint 3"),
 }
-
-
-def _nearest(position, target):
-    old, new = (round(p.shape[1] ** 0.5) for p in (position, target))
-    image = position.transpose(1, 2).unflatten(2, (old, old))
-    return F.interpolate(image, size=(new, new), mode="bilinear").flatten(2).transpose(1, 2)
-
-
-def _line(position, target):
-    return F.interpolate(position.transpose(1, 2), size=target.shape[1], mode="linear").transpose(1, 2)
-
 
 # ---------------------------------------------------------------- all
 
@@ -1383,7 +611,7 @@ RIGHT = {
     "CarefulModule": [ByCases, ByTable],
     "summarize": [check._summary, summarize_by_wrapping],
     "param_groups": [check._groups, groups_by_owner],
-    "LazyNormLinear": [check._LazyNormLinear, LazyByOnes],
+    "LazyNormLinear": [check._Lazy, LazyByOnes],
     "convert": [check._convert, convert_by_two_passes],
 }
 WRONG = {
@@ -1397,6 +625,7 @@ WRONG = {
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-03"
+    IDLE = IDLE
     CHECKS, ANSWERS, STUBS = CHECKS, ANSWERS, STUBS
     RIGHT, WRONG = RIGHT, WRONG
 
@@ -1405,11 +634,25 @@ class TestChecks(CheckProtocol):
             assert CHECKS[name].run(stand_in).status == "passed"
 
 
-def test_the_checks_networks_are_those_of_the_notebook():
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_answer_that_does_nothing_earns_nothing(name):
+    for nothing in (None, lambda *a, **k: None, lambda *a, **k: a[0], lambda *a, **k: [], nn.Identity):
+        assert CHECKS[name].run(nothing).earned == 0
+
+
+def test_the_references_count_and_convert_as_pytorch_does():
+    net, x, extra = check._Net().eval(), torch.randn(6, 4), torch.randn(6, 6)
+    with FlopCounterMode(display=False) as counter:
+        net(x, extra)
+    rows = check._summary(net, x, extra)
+    assert sum(row["flops"] for row in rows) == counter.get_total_flops()
+    assert sum(row["parameters"] for row in rows) == sum(p.numel() for p in net.parameters()) - 90  # of late.1
+
     lesson = definitions("15-03", "split-vit", "two-vits")
-    for kind, fused in (("SplitViT", False), ("FusedViT", True)):
-        sizes = {"channels": 3, "classes": 5, "grid": 3, "width": 8, "depth": 2}
-        theirs, ours = lesson[kind](**sizes).eval(), check._Split(fused=fused, **sizes).eval()
-        ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-        x = torch.randn(2, 3, 12, 12)
-        assert torch.allclose(theirs(x), ours(x), atol=1e-5)
+    old = lesson["FusedViT"](channels=3, classes=7, grid=3, width=8).double().eval()
+    new = lesson["SplitViT"](channels=1, classes=2, grid=3, width=8).double().eval()
+    state = check._checkpoint(3, 7, grid=3)
+    old.load_state_dict({key.removeprefix("_orig_mod."): state[key] for key in state if "steps" not in key})
+    new.load_state_dict(check._convert(state, new.state_dict(), [5, 0]))
+    x = torch.randn(2, 1, 12, 12).double()
+    assert torch.allclose(new(x), old(x.expand(-1, 3, -1, -1))[:, [5, 0]])
