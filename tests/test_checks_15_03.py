@@ -337,7 +337,12 @@ WRONG_GROUPS = {
     ),
     "an empty group": (groups((_RETURN, "    groups.setdefault((lr, 0.0), [])\n" + _RETURN)), "no group is empty"),
     "turns layers around": (
-        groups(("    modules =", "    layers = layers or []\n    layers.sort()\n    modules =")),
+        groups(
+            (
+                "    modules =",
+                "    if layers:\n        layers, given = list(layers), layers\n        given.reverse()\n    modules =",
+            )
+        ),
         "layers stays as it is",
     ),
     "KeyError": (groups(("raise ValueError(", "raise KeyError(")), "unknown layer"),
@@ -396,12 +401,10 @@ class Lazy(ANSWERS["LazyNormLinear"]):
     """The notebook's, to be spoilt."""
 
 
-class EmptyLength(Lazy):
-    """A plain parameter without elements stands for one without a shape."""
-
+class FourthParameter(Lazy):
     def __init__(self, outputs):
         super().__init__(outputs)
-        self.length = nn.Parameter(torch.empty(0))
+        self.gain = nn.Parameter(torch.ones(outputs))
 
 
 class StartsAgain(Lazy):
@@ -436,7 +439,7 @@ lazy = partial(variant, "lazy")
 _LENGTH = "torch.where(deviation < 1e-4, 1.0, 1 / deviation)"
 _BIAS = "-self.length * rows.mean(dim=0)"
 WRONG_LAZY = {
-    "an empty length": (EmptyLength, "wait for the first forward"),
+    "a fourth parameter": (FourthParameter, "wait for the first forward"),
     "always float32": (lazy((", dtype=x.dtype", "")), "in place"),
     "other objects": (
         lazy((f"self.length.copy_({_LENGTH})", f"self.length = nn.Parameter({_LENGTH})")),
@@ -563,7 +566,7 @@ WRONG_SURGERY = {
     "the pair": (wraps(lambda result, *_: (result, None)), "a dict\\s+got:\\s+'a tuple"),
     "prefix left": (
         wraps(lambda result, *_: {f"_orig_mod.{key}": value for key, value in result.items()}),
-        "target's keys[\\s\\S]*with '_orig_mod[\\s\\S]*Hint 1",
+        "target's keys[\\s\\S]* with\\s+'_orig_mod[\\s\\S]*Hint 1",
     ),
     "dtype of the target": (
         wraps(lambda result, state, target, _: {key: value.to(target[key].dtype) for key, value in result.items()}),
