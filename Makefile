@@ -1,11 +1,13 @@
 # Every line calls `python -m course …`, so nothing here is needed where there is no make.
 # Options go in ARGS:  make run ARGS="15-01 --save"     another Python:  make run PYTHON=python3.12
+# `make grade SUBMISSIONS=folder` names what is to be graded.
 # Two targets do more than the command alone: `make data` fetches all (--fetch all), `make lint` runs ruff too (--ruff),
 # as CI and pre-commit do.
 PYTHON ?= python3
 ARGS ?=
+SUBMISSIONS ?=
 
-.PHONY: help setup run test lab workbook data lint mutate new clean
+.PHONY: help setup run test lab workbook grade data lint mutate new clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -24,6 +26,9 @@ lab:
 
 workbook:
 	@$(PYTHON) -m course workbook $(ARGS)
+
+grade:
+	@$(PYTHON) -m course grade "$(SUBMISSIONS)" $(ARGS)
 
 data:
 	@$(PYTHON) -m course data --fetch all $(ARGS)

@@ -17,6 +17,7 @@ COMMANDS = {
     "test": ("run all tests: the notebooks (nbval), shared, course, the checks, both editions", True),
     "lab": ("make the student edition in workbook/ and open it in JupyterLab", True),
     "workbook": ("make the student edition in workbook/, or renew it with your answers in it", True),
+    "grade": ("grade a folder of submissions: points, a page for each student, a summary", True),
     "data": ("say which data sets are here; fetch the full ones", True),
     "lint": ("hold the notebooks against the syllabus and their templates", True),
     "mutate": ("change the answers in small ways and see which changes the checks accept", True),
