@@ -2,9 +2,9 @@
 
 Understood are a folder for each student, a flat folder of files that carry a name, and what Moodle
 ("Name_12345_assignsubmission_file_/file.ipynb"), Canvas ("lastnamefirst_12345_67890_file.ipynb") and Gradescope
-("submission_123/file.ipynb" with submission_metadata.yml) export, zipped or unpacked; a student's own zip file is
-looked into. Nothing is unpacked onto the disk, and no link is followed. Of several files of a student on one topic the
-newest that can be read counts.
+("submission_123/file.ipynb" with submission_metadata.yml) export, zipped or unpacked; a zip file beside other files is
+one student's, and is looked into. Nothing is unpacked onto the disk, and no link is followed. Of several files of a
+student on one topic the newest that can be read counts.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ class Collection:
 
 def collect(source: Path) -> Collection:
     """Find all submissions in a folder or a zip file. Raises CollectingError if it is neither."""
+    home = source.resolve().name.removesuffix(".zip")
+    if source.is_dir() and len(inside := [path for path in source.iterdir() if not _is_ignored(path.name)]) == 1:
+        (only,) = inside  # an export, as it was downloaded
+        source = only if only.suffix.lower() == ".zip" and only.is_file() and not only.is_symlink() else source
     if source.is_dir():
         entries = list(_in_folder(source, ()))
     elif source.suffix.lower() == ".zip" and source.is_file():
@@ -86,7 +90,6 @@ def collect(source: Path) -> Collection:
         kind = "neither a folder nor a zip file" if source.exists() else "not there"
         raise CollectingError(f"{source} is {kind}")
     groups = _submitters(entries)
-    home = source.resolve().name.removesuffix(".zip")
     owners = [(entry, _owners(entry, groups, home)) for entry in entries]
     labels = _labels({owner for _, several in owners for owner in several})
     collection = Collection(sorted(labels.values(), key=str.casefold), {}, [], defaultdict(list))
@@ -164,21 +167,13 @@ def _in_zip(source: Path | io.BytesIO, above: tuple[str, ...], depth: int) -> It
             entries = archive.infolist()
             if len(entries) > ENTRIES:
                 raise UnreadableError(f"it has more than {ENTRIES:,} entries")
-            if len(above) == 1 and _has_folders_of_students(archive):
-                above = ()
             for info in entries:
                 yield from _in_entry(archive, info, above, depth)
                 left -= info.file_size
                 if left < 0:
                     raise UnreadableError(f"it unpacks to more than {ZIP_SIZE / 1e9:g} GB; the rest is left out")
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        yield _problem((*above[:-1], f"{above[-1]}.zip") if above else ("the zip file",), f"{error}")
-
-
-def _has_folders_of_students(archive: zipfile.ZipFile) -> bool:
-    """Whether a zip file in the folder is not one student's: it has several folders, and they aren't topics."""
-    folders = {name.partition("/")[0] for name in archive.namelist() if name.endswith(".ipynb") and "/" in name}
-    return len(folders - _IGNORED) > 1 and not any(re.search(r"\d-\d\d", folder) for folder in folders)
+        yield _problem((*above[:-1], f"{above[-1]}.zip") if above else (Path(source).name,), f"{error}")
 
 
 def _in_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, above: tuple[str, ...], depth: int) -> Iterator[_Entry]:
@@ -260,23 +255,23 @@ _Owner = tuple[str, str]  # a name, and what tells two of that name apart
 
 
 def _owners(entry: _Entry, groups: dict[str, list[_Owner]], home: str) -> list[_Owner]:
-    """Who has handed in an entry; nobody if it stands beside the students' folders."""
+    """Who has handed in an entry; nobody if it stands beside the students' folders.
+
+    Only the uppermost name counts: those below it are the student's own, who could write another's there.
+    """
     parts = list(entry.parts)
-    for part in parts:
-        if _GRADESCOPE.fullmatch(part):
-            return groups.get(part, [(part, "")])
-        if named := _MOODLE.fullmatch(part):
-            return [(named["name"], named["number"])]
     while parts and _EXPORT.fullmatch(parts[0]):
         del parts[0]
-    if len(parts) > 1 or (parts and entry.kind == "folder"):
-        named = _CANVAS.fullmatch(parts[-1]) if entry.kind == "notebook" else None
-        return [(named["name"], named["number"]) if named else (parts[0], "")]
-    if not parts or entry.kind != "notebook":
+    if not parts or entry.kind == "metadata":
         return []
-    if named := _CANVAS.fullmatch(parts[0]):
-        return [(named["name"], named["number"])]
-    return [(_named_in(parts[0]) or home, "")]
+    if _GRADESCOPE.fullmatch(parts[0]):
+        return groups.get(parts[0], [(parts[0], "")])
+    for pattern in (_MOODLE, _CANVAS):
+        if named := pattern.fullmatch(parts[0]):
+            return [(named["name"], named["number"])]
+    if len(parts) > 1 or entry.kind == "folder":
+        return [(parts[0], "")]
+    return [(_named_in(parts[0]) or home, "")] if entry.kind == "notebook" else []
 
 
 def _named_in(file: str) -> str:

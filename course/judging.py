@@ -130,6 +130,7 @@ def _run_cells(job: Job, namespace: dict[str, Any]) -> None:
     """Run the answer cell and what it needs."""
     check = namespace[CHECK]
     answer = _runnable(job.answer)
+    compile(answer, "your answer", "exec", dont_inherit=True)  # raises what a reader understands
     candidates = sorted([*job.statements, *_students(job, set(namespace))], key=lambda one: one.place)
     names = used(answer) | job.task.uses | used(job.task.argument)
     indices = needed(names, [one.binds for one in candidates], lambda index: candidates[index].uses)

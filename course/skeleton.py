@@ -69,7 +69,7 @@ class Skeleton:
         setup: source of the setup cell.
         code: sources of the code cells by their ids, in their order, with stubs as answers.
         tasks: the exercises.
-        sources: of all code cells in both editions, as `plain` gives them.
+        sources: of all code cells but the answers, as `plain` gives them.
         digest: differs when anything does that decides a grade.
     """
 
@@ -153,7 +153,8 @@ def _read(topic: str, path: Path, _changed: int) -> Skeleton:
         )
         for answer, heading in zip(answers, headings, strict=True)
     )
-    sources = frozenset(map(plain, [*code.values(), *(task.stub for task in tasks)]))
+    own = {task.cell for task in tasks}
+    sources = frozenset(plain(source) for cell, source in code.items() if cell not in own)
     digest = hashlib.sha256(json.dumps([topic, code, _surroundings()]).encode()).hexdigest()
     return Skeleton(topic, code | {task.cell: task.stub for task in tasks}, tasks, sources, digest)
 
