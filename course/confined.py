@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import multiprocessing as mp
+import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
@@ -37,6 +38,7 @@ from course.environment import ROOT
 LINUX = sys.platform == "linux"
 START_SECONDS = 180  # for a process to exist and to say its first word
 LOOK_SECONDS = 0.25  # between two looks at what it holds and has started
+NOT_SEALED = "not sealed"
 MESSAGE = 2_000_000  # bytes; nothing longer is listened to
 
 _STARTING = threading.Lock()
@@ -142,6 +144,7 @@ class Confined:
 
         Raises:
             Stopped: it said nothing in so many seconds, died, took more than it may, or sent no JSON.
+            OSError: it could not be sealed, so nothing was run.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -162,13 +165,18 @@ class Confined:
         watch = threading.Timer(seconds, self._kill)
         watch.start()
         try:
-            return json.loads(self._link.recv_bytes(MESSAGE))
+            message = json.loads(self._link.recv_bytes(MESSAGE))
         except EOFError:
             raise Stopped(self._fate()) from None
         except (OSError, ValueError, RecursionError):
             raise Stopped("it sent what is no result") from None
         finally:
             watch.cancel()
+        # what each process is born with is no memory that the code has taken; who forks later is born with it, too
+        self._base = self._base or max(map(_memory, self._family()), default=0)
+        if isinstance(message, dict) and NOT_SEALED in message:
+            raise OSError(f"a process can't be sealed: {message[NOT_SEALED]}")
+        return message
 
     def _fate(self) -> str:
         """How it died."""
@@ -184,48 +192,60 @@ class Confined:
 
     def _look(self) -> None:
         """Raise Stopped if it has started too much, or all together hold too much."""
-        try:
-            first = psutil.Process(self._process.pid)
-            # on Linux the first one does nothing but wait, so what it holds is what each was born with
-            self._base = self._base or (first.memory_info().rss if LINUX else 0)
-            family = first.children(recursive=True)
-        except psutil.Error:
-            return
-        if len(family) > self._limits.processes:
+        family = self._family()
+        # on Linux a process or two do nothing but wait
+        if len(family) > self._limits.processes + 2:
             raise Stopped(f"it had started more than {self._limits.processes} processes")
-        held = 0
-        for member in family if LINUX else [first, *family]:
-            with contextlib.suppress(psutil.Error):
-                held += max(0, member.memory_info().rss - self._base)
-        if held > self._limits.memory:
+        base = self._base or max(map(_memory, family[:1]), default=0)
+        if sum(max(0, _memory(one) - base) for one in family) > self._limits.memory:
             raise Stopped(f"it took more than {self._limits.memory / 2**30:g} GiB of memory")
+
+    def _family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self._process.pid)
+            return [first, *first.children(recursive=True)]
+        return []
 
     def _kill(self) -> None:
         """End it with all that it has started."""
+        # groups first, which are killed in one go, while processes may multiply faster than they are listed
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children():
+                _kill_group(child.pid)
         end_family(self._process.pid)
-        with contextlib.suppress(OSError, AttributeError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_group(self._process.pid)
         self._process.kill()
+
+
+def _memory(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def end_family(pid: int) -> None:
     """Kill what a process has started, also what is started meanwhile; it itself stays."""
     end = time.monotonic() + 30
     with contextlib.suppress(psutil.Error):
-        while (family := _living(psutil.Process(pid))) and time.monotonic() < end:
+        first = psutil.Process(pid)
+        while (family := first.children(recursive=True)) and time.monotonic() < end:
             for member in family:
                 with contextlib.suppress(psutil.Error):
                     member.kill()
-            psutil.wait_procs(family, timeout=0.2)
+            if all(map(_has_ended, family)):
+                return
+            time.sleep(0.002)
 
 
-def _living(process: psutil.Process) -> list[psutil.Process]:
-    found = []
-    for member in process.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if member.status() != psutil.STATUS_ZOMBIE:
-                found.append(member)
-    return found
+def _has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 @contextlib.contextmanager
@@ -280,23 +300,36 @@ def _enter(
     On Linux this process only waits for its child, takes in orphans, and ends them all when the child has ended.
     """
     if hasattr(os, "setsid"):
-        os.setsid()  # a group of its own, which is killed as a whole
+        os.setsid()
     if LINUX:
         from course import namespaces
 
+        _close_all_but(link)
         namespaces.die_with_parent()
         namespaces.adopt_orphans()
-        if hidden is not None:
-            namespaces.enter()
-        _go_on_in_child(link)
-        if hidden is not None:
-            namespaces.close_off(folder, hidden, limits.file_size)
+        try:
+            if hidden is not None:
+                namespaces.enter()
             _go_on_in_child(link)
-            namespaces.drop_powers()
+            if hidden is not None:
+                namespaces.close_off(folder, hidden, limits.file_size)
+                _go_on_in_child(link)
+                namespaces.drop_powers()
+        except OSError as error:
+            say(link, {NOT_SEALED: f"{error.filename}: {error.strerror}"})
+            os._exit(1)
     _settle(folder, limits)
     work(link, *arguments)
     link.close()
     os._exit(0)  # a thread that was left must not hold the process
+
+
+def _close_all_but(link: Connection) -> None:
+    """Close the ends of multiprocessing's own pipes: one word into them ends the server, and others' processes."""
+    os.closerange(3, link.fileno())
+    os.closerange(link.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None  # whoever needs one starts one
 
 
 def _go_on_in_child(link: Connection) -> None:
@@ -306,6 +339,7 @@ def _go_on_in_child(link: Connection) -> None:
     child = os.fork()
     if child == 0:
         namespaces.die_with_parent()
+        os.setsid()  # a group of its own, which is killed in one go
         return
     link.close()
     while True:

@@ -244,7 +244,7 @@ def _grade_exercise(
                 said = hear(process, limits.answer)
             if said.get("stage") == judging.DEFINED:
                 stage = "the check of the answer"
-                said = hear(process, limits.check + 15)  # it ends itself, and says where it was
+                said = hear(process, 1.25 * limits.check + 1)  # it ends itself, and says where it was
     except Stopped as error:
         if stop is not None and stop.is_set():
             raise

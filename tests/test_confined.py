@@ -96,20 +96,22 @@ tell([big, many])
 def test_memory_that_no_process_owns_counts(is_sealed):
     source = """
 import mmap, os, time
+tell(0)
 memory = mmap.mmap(-1, 1400 << 20)  # shared
 for page in range(0, len(memory), 1 << 20):
     memory[page : page + (1 << 20)] = bytes(1 << 20)
 time.sleep(60)
 """
-    assert outcome(source, is_sealed) == "it took more than 1 GiB of memory"
+    assert outcome(source, is_sealed, words=2) == "it took more than 1 GiB of memory"
 
 
 def test_a_fork_bomb_ends(is_sealed):
-    bomb = "import os\ndone = 0\nwhile done < 4000:\n  done += 1\n  try: os.fork()\n  except OSError: pass"
+    bomb = (
+        "tell(0)\nimport os, time\nfor _ in range(10): os.fork()\ntime.sleep(60)"  # a thousand, should nobody stop it
+    )
     start = time.monotonic()
-    assert outcome(bomb, is_sealed) == "it had started more than 12 processes"
+    assert outcome(bomb, is_sealed, words=2) == "it had started more than 12 processes"
     assert time.monotonic() - start < 60
-    assert psutil.Process().children(recursive=True) == psutil.Process().children(recursive=True)
 
 
 @pytest.mark.parametrize("how", ["told", "hangs", "dies"])
