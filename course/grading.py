@@ -22,7 +22,7 @@ that. Nobody writes such a thing by mistake: read the answers that touch frames,
 processes can't be sealed (anywhere but on Linux, and in most containers) an answer can also do what the user may: read
 and change files, use the network. Then grade in a container that is thrown away:
 
-    docker run --rm --network none --memory 8g --pids-limit 512 --read-only --tmpfs /tmp:exec,size=2g \\
+    docker run --rm --network none --memory 8g --pids-limit 512 --shm-size 1g --read-only --tmpfs /tmp:exec,size=2g \\
         -e HOME=/tmp -v "$PWD":/course:ro -v "$PWD/grades":/out -w /course IMAGE \\
         env COURSE_ENV=current python -m course grade submissions --output /out
 """
