@@ -31,6 +31,7 @@ import torch._dynamo
 from torch import Tensor
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -158,10 +159,21 @@ def _to(original: Callable, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return original(self, _HOST, dtype, **plain)
     if now == side or (now == _UNKNOWN and side == _HOST):
         return original(self, dtype, **plain)
+    if isinstance(self, UninitializedTensorMixin):  # a lazy module's parameter: it has no values that could be copied
+        moved = original(self, dtype, copy=True)
+        _put(moved, side)
+        return moved
     plain.pop("copy", None)
     if side == _ACCELERATOR:
         return _Move.apply(original(self, dtype, **plain), side)
     return original(_Move.apply(self, side), dtype, **plain)
+
+
+def _to_of_modules(original: Callable, *args: Any, **kwargs: Any) -> tuple:
+    """What `module.to(...)` makes of its arguments: `module.to(x)` goes where x is."""
+    device, *rest = original(*args, **kwargs)
+    like = args[0] if args else kwargs.get("tensor")
+    return (like.device if isinstance(like, Tensor) else device, *rest)
 
 
 def _numpy(original: Callable, self: Tensor, *, force: bool = False) -> Any:
@@ -483,6 +495,9 @@ def pretended_accelerator() -> Iterator[torch.device]:
         with replacing() as replace:
             for name, member in _members().items():
                 replace(Tensor, name, member)
+            # a lazy module's parameters allow only functions that they know, and these compare by identity
+            lazy = UninitializedTensorMixin._allowed_methods
+            replace(UninitializedTensorMixin, "_allowed_methods", [*lazy, Tensor.to, Tensor.cpu])
             for name, owner in factories.items():
                 if hasattr(owner, name):
                     original = getattr(owner, name)
@@ -490,6 +505,7 @@ def pretended_accelerator() -> Iterator[torch.device]:
                     replace(owner, name, _wrapped(original, _factory))
                     if operator is not None:  # TorchScript knows functions by their identity
                         torch.jit._builtins._register_builtin(getattr(owner, name), operator)
+            replace(torch._C._nn, "_parse_to", _wrapped(torch._C._nn._parse_to, _to_of_modules))
             replace(torch, "Generator", _Generator)
             replace(FakeTensor, "__new__", staticmethod(_wrapped(FakeTensor.__new__, _new_fake)))
             replace(function, "apply", classmethod(functools.partial(_apply_function, vars(function)["apply"])))

@@ -241,6 +241,11 @@ other.load_state_dict(load(map_location="cpu")["net"]); other.to(device).load_st
 optimizer = torch.optim.Adam(other.parameters()); other(x).sum().backward(); optimizer.step()
 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())); optimizer.step()
 result = [other(x), copy.deepcopy(other)(x), copy.copy(x)]""",
+    "a lazy module": """
+ways = [nn.LazyLinear(2).to(device), nn.LazyLinear(2).to(device).cpu().to(x)]
+with torch.no_grad():
+    result = [layer(x) * 0 + layer.weight.sum() * 0 for layer in ways]
+assert all(parameter.device == x.device for layer in ways for parameter in layer.parameters())""",
     "NumPy and plots": """
 import matplotlib; matplotlib.use("Agg"); import matplotlib.pyplot as plt
 plt.plot(x[:, 0].cpu()); plt.imshow(x.cpu().numpy()); plt.close("all")

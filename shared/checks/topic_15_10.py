@@ -312,10 +312,13 @@ def _logged(answer: Any, steps: int, every: int, ends: str = "epoch", device: st
     run = SimpleNamespace(step=0, epoch=2, metrics={}, exits={"fit": ExitStack()}, total=torch.zeros((), device=device))
     found = SimpleNamespace(read=[], emitted=[], wanted=[], graphs=[], reads=0)
 
+    def number(value: Any) -> float:  # detached, so that a row with its graph is rejected for the graph alone
+        return float(value.detach() if isinstance(value, Tensor) else value)
+
     def read(rows: list) -> list:
         if rows:
             found.read.append(len(rows))
-        return [{name: float(value) for name, value in row.items()} for row in rows]
+        return [{name: number(value) for name, value in row.items()} for row in rows]
 
     def loss(trainer: Any) -> Tensor:
         trainer.leaf = torch.full((), float(trainer.step), device=device, requires_grad=True)
