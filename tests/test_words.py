@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shared.checks.exercise import exercise
-from shared.checks.words import derived, outcome, raises, script, unchanged
+from shared.checks.words import Sample, derived, gradients, outcome, raises, samples, script, unchanged
 
 
 def judged(body):
@@ -87,3 +87,77 @@ def test_derived_gives_the_class_and_ends_the_check_without_it():
 
     assert judged(lambda trial: trial.equal("found", derived(trial, Answer, "Base") is Base, True)).status == "passed"
     assert judged(lambda trial: derived(trial, int, "Base")).status == "failed"
+
+
+def mean(x):
+    return x.mean()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (mean, "passed"),
+        (lambda x: x.sum() / x.numel(), "passed"),
+        (lambda x: x.mean() + 1e-3, "failed"),
+        (lambda x: x.double().mean(), "failed"),
+        (lambda x: x.mean(0, keepdim=True), "failed"),
+        (lambda x: mean(x.zero_()), "failed"),
+        (lambda x: x.mean().item(), "failed"),
+        (lambda x: None, "failed"),
+        (lambda x: refuse(), "failed"),
+    ],
+)
+def test_samples_compares_value_dtype_shape_and_what_was_given(answer, status):
+    def body(trial):
+        with trial.group("the mean"):
+            samples(trial, answer, mean, [Sample(f"{n} numbers", torch.randn(n)) for n in (1, 7)])
+
+    assert judged(body).status == status
+
+
+def test_samples_gives_the_answer_and_the_reference_copies_of_their_own():
+    given = torch.ones(3)
+
+    def body(trial):
+        with trial.group("zeros"):
+            samples(trial, torch.Tensor.zero_, torch.zeros_like, [Sample("ones", given)], look=lambda y, x: y)
+
+    assert judged(body).status == "passed"
+    assert given.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_samples_passes_options_on_and_allows_the_room_that_it_is_told():
+    def nearly(x, dim):
+        return x.sum(dim) * (1 + 1e-3)
+
+    def body(trial, **room):
+        with trial.group("a sum"):
+            samples(trial, nearly, torch.sum, [Sample("of rows", torch.ones(2, 3), dim=1)], **room)
+
+    assert judged(lambda trial: body(trial, rtol=1e-2)).status == "passed"
+    assert judged(lambda trial: body(trial, rtol=1e-4)).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (torch.sin, "passed"),
+        (lambda x: x + (torch.sin(x) - x).detach(), "failed"),
+        (lambda x: torch.sin(x.detach()), "failed"),
+    ],
+)
+def test_gradients_of_equal_values_are_compared(answer, status):
+    def body(trial):
+        with trial.group("the gradient of the sine"):
+            x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+            samples(trial, answer, torch.sin, [Sample("5 numbers", x)], look=gradients)
+
+    assert judged(body).status == status
+
+
+def test_gradients_are_zeros_for_an_argument_that_was_not_used():
+    x = torch.randn(2, 3, requires_grad=True)
+    unused = torch.randn(4, requires_grad=True)
+    found = gradients(x**2, x, unused)
+    sent = torch.autograd.grad(x**2, x, torch.linspace(-1.0, 2.0, 6).reshape(2, 3))[0]
+    torch.testing.assert_close(found, [sent, torch.zeros(4)])
