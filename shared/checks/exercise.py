@@ -223,7 +223,8 @@ def _raised(error: BaseException, group: str, seconds: float) -> Item:
         return Item(ENDS, False, True, f"an end within {seconds:g} s", describe(error), hint)
     if is_stub(error):
         return Item(RUNS, False, True, "a finished answer", describe(error), UNFINISHED)
-    hint = "if a line of yours is named, run it by itself; else read what the task says of results"
+    hint = "if a line of yours is named, run it by itself; else read what the task says of results, "
+    hint += "and report the check if yours are right"
     return Item(group or RUNS, False, not group, "no exception", describe(error), hint)
 
 
