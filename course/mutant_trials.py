@@ -133,7 +133,11 @@ def _check_call(tree: ast.Module | None, where: str) -> tuple[str, str]:
 
 
 def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
-    """The check's function and what it uses: of its module, and of the modules of shared.checks that these import."""
+    """The check's function and what it uses of its topic's module.
+
+    Not of the words that all checks are written in: these have tests of their own, and a change in them would make all
+    ten topics be tried again. `python -m course mutate --fresh` does that.
+    """
     imported = [
         f"{statement.module}.{alias.name}"
         for statement in needed
@@ -143,23 +147,8 @@ def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
     ]
     if not imported:  # the notebook defines its checks
         return []
-    return _definitions(imported[0], {check.removeprefix(CHECK + ".")})
-
-
-def _definitions(module: str, names: set[str]) -> list[ast.AST]:
-    """The statements of a module of shared.checks that the names need, and what they import from others of them.
-
-    Not of shared.checks.exercise: how an outcome is told and counted decides none.
-    """
-    found: list[ast.AST] = []
-    for statement in needed_for(names, _module(module).body):
-        other = statement.module if isinstance(statement, ast.ImportFrom) else None
-        if other and other.startswith("shared.checks."):
-            if other != "shared.checks.exercise":
-                found += _definitions(other, {alias.name for alias in statement.names})
-        else:
-            found.append(statement)
-    return found
+    code = needed_for({check.removeprefix(CHECK + ".")}, _module(imported[0]).body)
+    return [statement for statement in code if not isinstance(statement, ast.Import | ast.ImportFrom)]
 
 
 @functools.cache
