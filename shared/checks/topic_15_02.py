@@ -503,7 +503,7 @@ def stream(trial: Trial, answer: Any) -> None:
         with trial.group("workers: each shard is read by one of them", hint="how often is `read` called?", see=1):
             opened = [shard for disk in parts for shard in disk.opened]
             trial.equal(case, sorted(opened), sorted(parts[0].names))
-        with trial.group("workers: their numbers of shards differ by at most one", hint="who has which of them?", see=1):
+        with trial.group("workers: their numbers of shards differ by at most one", hint="who has which?", see=1):
             held = [len(disk.opened) for disk in parts]
             trial.that(case, max(held) - min(held) < 2, expected="one more at most", got=f"shards of each: {held}")
 
