@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from shared.timing import rough
 
-SHORT, LONG = 10, 160  # steps of two fits; their difference is free of what a fit costs once
+SHORT, LONG = 10, 60  # steps of two fits; their difference is free of what a fit costs once
 # of processor time: other programs take less from it; Windows counts it in ticks of 16 ms
 CLOCK = time.perf_counter if sys.platform == "win32" else time.process_time
 
@@ -40,10 +40,10 @@ def fitted(way: Callable[..., object]) -> nn.Module:
     return problem[0]
 
 
-def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quantile: float = 0.1) -> dict[str, float]:
+def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60, quantile: float = 0.1) -> dict[str, float]:
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
-    One thread, the ways in turns, a fit of 10 and one of 160 steps each; the difference of low quantiles of many such
+    One thread, the ways in turns, a fit of 10 and one of 60 steps each; the difference of low quantiles of many such
     fits' processor times, which other programs disturb least and which has nothing of what a fit costs once.
     """
     rounds = min(rounds, 2) if rough() else rounds

@@ -803,7 +803,7 @@ _PLACE = '        for name, value in self.pending["place"].items():\n           
 WRONG_STATE = {
     "a first run has no place": (
         variant("state", ("        if self.saved is None:\n            return\n", "")),
-        "a first run",
+        "a second fit",
     ),
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (
