@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from shared.blame import LaunchError
@@ -45,22 +45,3 @@ def launch_killed(function: Callable[..., Any], seconds: float, *args: Any, time
         if not str(error).startswith("rank 0 was killed by "):  # a text of its own may say so, too
             raise
         return None
-
-
-def launch_until_done(
-    function: Callable[..., Any],
-    delays: Iterable[float],
-    *args: Any,
-    between: Callable[[float], object],
-    timeout: float = 60,
-) -> Any:
-    """Call function(*args) again and again, killed after each of the delays, then left alone; what it returns at last.
-
-    `between` is called with the delay after each kill.
-    """
-    for seconds in delays:
-        result = launch_killed(function, seconds, *args, timeout=timeout)
-        if result is not None:
-            return result
-        between(seconds)
-    return launch(function, 1, *args, timeout=timeout)[0]

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from shared.timing import rough
 
-SHORT, LONG = 10, 160  # steps of two fits; their difference is free of what a fit costs once
+SHORT, LONG = 10, 60  # steps of two fits; their difference is free of what a fit costs once
 # of processor time: other programs take less from it; Windows counts it in ticks of 16 ms
 CLOCK = time.perf_counter if sys.platform == "win32" else time.process_time
 
@@ -40,10 +40,10 @@ def fitted(way: Callable[..., object]) -> nn.Module:
     return problem[0]
 
 
-def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quantile: float = 0.1) -> dict[str, float]:
+def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60, quantile: float = 0.1) -> dict[str, float]:
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
-    One thread, the ways in turns, a fit of 10 and one of 160 steps each; the difference of low quantiles of many such
+    One thread, the ways in turns, a fit of 10 and one of 60 steps each; the difference of low quantiles of many such
     fits' processor times, which other programs disturb least and which has nothing of what a fit costs once.
     """
     rounds = min(rounds, 2) if rough() else rounds
@@ -64,6 +64,44 @@ def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 40, quan
         torch.set_num_threads(threads)
     low = {name: [float(np.quantile(times, quantile)) for times in both] for name, both in found.items()}
     return {name: (long - short) / (LONG - SHORT) for name, (short, long) in low.items()}
+
+
+class _Idle:
+    """A model and an optimizer that do nothing, on the CPU."""
+
+    param_groups = ({"lr": 0.1},)
+
+    def __init__(self) -> None:
+        self.loss = torch.ones((), requires_grad=True) * 1
+        self.loss.backward = lambda: None  # type: ignore[method-assign]
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def train(self, mode: bool = True) -> None: ...
+    def zero_grad(self) -> None: ...
+    def step(self) -> None: ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return iter([self.loss])
+
+
+def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 30) -> dict[str, float]:
+    """Microseconds of a loop's own work in a step: the model, the loss and the optimizer do nothing.
+
+    Called as in `step_costs`. The ways in turns, fits of 10 and of 510 steps; the difference of the shortest times.
+    """
+    rounds = min(rounds, 2) if rough() else rounds
+    idle = _Idle()
+    shortest: dict[tuple[str, int], float] = {}
+    for name, way in [*ways.items()] * rounds:
+        for steps in (SHORT, SHORT + 500):
+            batches = [(0, 0)] * steps
+            start = time.perf_counter()
+            way(idle, idle, lambda output, y: idle.loss, batches)
+            seconds = time.perf_counter() - start
+            shortest[name, steps] = min(seconds, shortest.get((name, steps), seconds))
+    return {name: (shortest[name, SHORT + 500] - shortest[name, SHORT]) / 500 * 1e6 for name in ways}
 
 
 def lightning_fit(

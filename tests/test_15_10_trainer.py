@@ -184,12 +184,42 @@ def test_steps_can_be_limited_and_validation_comes_every_few_steps(lesson):
     heard = lesson.Recorder()
     fit = {"max_steps": 9, "validate_every": 4}
     trainer = fitted(lesson, [heard], batches(7), batches(1), epochs=5, fit=fit)
-    assert (trainer.step, trainer.epochs_done) == (9, 2)
+    assert (trainer.step, trainer.epochs_done, trainer.batches_done) == (9, 1, 2)
     assert [step for name, step in heard.calls if name == "on_validation_end"] == [4, 8]
+    assert [name for name, _ in heard.calls].count("on_epoch_end") == 1
+    assert heard.calls[-1][0] == "on_fit_end"
     assert trainer.model.training
 
 
+def test_max_steps_at_the_end_of_an_epoch_finishes_it(lesson):
+    trainer = fitted(lesson, [], batches(7), batches(1), epochs=5, fit={"max_steps": 14})
+    assert (trainer.step, trainer.epochs_done, trainer.batches_done) == (14, 2, 0)
+
+
+@pytest.mark.parametrize("first", [3, 7, 9, 14])
+def test_a_run_that_max_steps_has_ended_goes_on_with_the_same_bits_and_validations(lesson, tmp_path, first):
+    def run(folder, max_steps):
+        model, state, heard = net(), lesson.RunState(lesson.newest_sound(folder)), lesson.Recorder()
+        callbacks = [heard, lesson.Checkpoint(folder, state.collect)]
+        loader = DataLoader(TensorDataset(*map(torch.cat, zip(*batches(7), strict=True))), 5, shuffle=True)
+        torch.manual_seed(1)
+        fit = {"max_steps": max_steps, "validate_every": 4}
+        fitted(lesson, callbacks, loader, batches(2), model, 5, fit, state=state)
+        return model, [step for name, step in heard.calls if name == "on_validation_end"]
+
+    whole, validated = run(tmp_path / "whole", 20)
+    _, before = run(tmp_path / "parts", first)
+    again, after = run(tmp_path / "parts", 20)
+    assert same(whole, again)
+    assert before + after == validated == [4, 8, 12, 16, 20]
+    done, nothing = run(tmp_path / "parts", 20)  # nothing is left to do: the weights are those of the file
+    assert same(whole, done)
+    assert not nothing
+
+
 def test_a_loader_that_is_used_up_after_one_epoch_is_refused(lesson):
+    with pytest.raises(ValueError, match="used up"):
+        fitted(lesson, [], lesson.Groups((batch for batch in batches()), 2), epochs=2)
     with pytest.raises(ValueError, match="used up"):
         fitted(lesson, [], iter(batches()), epochs=2)
     assert fitted(lesson, [], iter(batches())).step == 7
@@ -219,6 +249,11 @@ def test_steps_and_batches_of_ones_own(lesson):
     trainer.fit(model, optimizer, F.cross_entropy, data[:1] * 8, data[:1])
     losses = [row["loss"] for row in log.rows[:8]]
     assert losses[7] < losses[0]
+
+
+def test_a_log_of_any_column_is_a_table(lesson, tmp_path):
+    fitted(lesson, [lesson.FileLog(tmp_path, {"lr": lesson.rate})], batches(5), batches(1))
+    assert (tmp_path / "steps.csv").read_text().splitlines() == ["step,epoch,lr", *[f"{n},0,0.1" for n in range(1, 6)]]
 
 
 # ---------------------------------------------------------------- the parts
@@ -424,12 +459,131 @@ def used_folder(lesson, folder, stop=None, data=None, resume=True, make=sgd, wra
     return [int(path.stem[5:]) for path in lesson.step_files(folder)]
 
 
-def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(lesson, tmp_path):
+def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints_and_all_older_ones(lesson, tmp_path):
     assert used_folder(lesson, tmp_path, resume=None) == [20, 18]
     aside = (tmp_path / "step-000000018.ckpt").read_bytes()
     assert used_folder(lesson, tmp_path, 10, resume=None) == [9, 6]
-    assert (tmp_path / "step-000000018.aside").read_bytes() == aside
+    assert (tmp_path / "step-000000018-0.aside").read_bytes() == aside
     assert used_folder(lesson, tmp_path, 14) == [12, 9]
+    assert used_folder(lesson, tmp_path, resume=None) == [20, 18]
+    assert used_folder(lesson, tmp_path, 10, resume=None) == [9, 6]
+    assert (tmp_path / "step-000000018-0.aside").read_bytes() == aside
+    assert (tmp_path / "step-000000018-1.aside").exists()
+
+
+def test_a_refused_run_can_be_mended_and_tried_again(lesson, tmp_path):
+    used_folder(lesson, tmp_path, 10)
+    state, model = lesson.RunState(lesson.newest_sound(tmp_path)), net()
+    trainer = lesson.Trainer([lesson.Checkpoint(tmp_path, state.collect, 3), lesson.Interrupt(None)], state=state)
+    with pytest.raises(ValueError, match="optimizer: saved SGD, here AdamW"):
+        trainer.fit(model, torch.optim.AdamW(model.parameters()), F.cross_entropy, batches(20))
+    assert [int(path.stem[5:]) for path in lesson.step_files(tmp_path)] == [9, 6]
+    heard = trainer.callbacks[1] = type("Interrupt", (lesson.Recorder,), {})()
+    trainer.fit(model, sgd(model), F.cross_entropy, batches(20))
+    assert heard.calls[2] == ("on_batch_start", 9)
+
+
+@pytest.mark.parametrize("hook", ["on_batch_start", "on_before_step", "on_after_step"])
+def test_a_run_that_is_cancelled_in_mid_step_isnt_saved_there_and_goes_on_with_the_same_bits(lesson, tmp_path, hook):
+    def run(folder, cancel):
+        model, state, ema = net(), lesson.RunState(lesson.newest_sound(folder)), lesson.EMA(0.5)
+        first = at(lesson, hook, lambda t: None)
+        if cancel:
+            first = raising(lesson, hook, lesson.CancelFit(), 5)
+        log = lesson.StepLog({"loss": lesson.loss})
+        callbacks = [first, log, ema, lesson.Checkpoint(folder, state.collect, 3)]
+        fitted(lesson, callbacks, batches(8), None, model, 2, state=state)
+        return model, log.rows, ema.shadow
+
+    whole, rows, mean = run(tmp_path / "a", False)
+    run(tmp_path / "b", True)
+    assert [int(path.stem[5:]) for path in lesson.step_files(tmp_path / "b")] == [3]
+    again, more, average = run(tmp_path / "b", False)
+    assert same(whole, again)
+    assert more == rows
+    assert all(map(torch.equal, mean, average))
+
+
+def test_a_run_that_is_cancelled_before_it_was_put_back_keeps_its_checkpoint(lesson, tmp_path):
+    def run(folder, stop=None, cancel=False):
+        model, state = net(), lesson.RunState(lesson.newest_sound(folder))
+        first = raising(lesson, "on_epoch_start", lesson.CancelFit()) if cancel else at(lesson, "on_epoch_start", id)
+        keeper = lesson.Checkpoint(folder, state.collect, 3)
+        with suppress(KeyboardInterrupt):
+            fitted(lesson, [first, keeper, lesson.Interrupt(stop)], batches(8), None, model, 2, state=state)
+        return model
+
+    whole = run(tmp_path / "a")
+    run(tmp_path / "b", 4)
+    run(tmp_path / "b", cancel=True)
+    assert same(whole, run(tmp_path / "b"))
+
+
+def test_a_run_that_early_stopping_has_ended_stays_ended_unless_it_gets_more_patience(lesson, tmp_path):
+    def run(patience, every=None):
+        state = lesson.RunState(lesson.newest_sound(tmp_path / str(every)))
+        given, stopper = lesson.Scripted([3.0, 4.0, 4.0, 1.0, 1.0, 1.0]), lesson.EarlyStopping(patience=patience)
+        keeper = lesson.Checkpoint(tmp_path / str(every), state.collect, every, monitor="val_loss")
+        return fitted(lesson, [given, stopper, keeper], batches(4), epochs=6, state=state).step
+
+    for every in (None, 4):  # with 4 the newest checkpoint is that of an epoch's last batch
+        assert run(2, every) == 12
+        assert run(2, every) == 12
+    assert run(9) == 24
+    with pytest.raises(ValueError, match="patience must be at least 1"):
+        lesson.EarlyStopping(patience=0)
+
+
+def test_nan_is_no_best_value_and_the_last_best_value_of_a_stopped_run_counts(lesson, tmp_path):
+    def best(folder, losses, *more):
+        state = lesson.RunState()
+        keeper = lesson.Checkpoint(folder, state.collect, monitor="val_loss")
+        fitted(lesson, [lesson.Scripted(losses), *more, keeper], batches(3), epochs=len(losses), state=state)
+        return lesson.CheckpointFile(folder / "best.ckpt").read()["place"]["step"] // 3
+
+    assert best(tmp_path / "nan", [2.0, math.nan, 3.0, 2.5]) == 1
+    stopper = lesson.EarlyStopping(patience=2, min_delta=1.0)
+    assert best(tmp_path / "stopped", [6.0, 5.5, 5.4, 5.0], stopper) == 3
+
+
+def test_killed_between_two_files_the_best_one_is_written_again(lesson, tmp_path, monkeypatch):
+    def run():
+        state = lesson.RunState(lesson.newest_sound(tmp_path))
+        keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss")
+        fitted(lesson, [lesson.Scripted([3.0, 1.0, 2.0]), keeper], batches(3), epochs=3, state=state)
+
+    write, left = lesson.CheckpointFile.write, [3]
+
+    def dies(file, state):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(file, state)
+
+    monkeypatch.setattr(lesson.CheckpointFile, "write", dies)
+    with pytest.raises(KeyboardInterrupt):  # of the second epoch's two files one is written
+        run()
+    monkeypatch.undo()
+    run()
+    assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["place"]["step"] == 6
+
+
+def test_without_a_limit_the_gradient_norm_only_looks(lesson):
+    model = nn.Linear(2, 1)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e30)  # the norm of these overflows
+    norm = lesson.GradientNorm()
+    norm.on_before_step(SimpleNamespace(model=model))
+    assert all((p.grad == 1e30).all() for p in model.parameters())
+    assert norm.norm == math.inf
+
+
+def test_a_penalty_that_a_callback_adds_to_the_loss_counts_in_each_kind_of_step(lesson):
+    penalty = at(lesson, "on_before_backward", lambda t: setattr(t, "loss", t.loss * 0))
+    plain = fitted(lesson, [penalty], batches(4)).model
+    groups = fitted(lesson, [penalty], lesson.Groups(batches(4), 1), train_step=lesson.GroupStep()).model
+    assert same(plain, groups)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), net().parameters(), strict=True))
 
 
 def test_another_run_is_refused_by_name_and_nothing_is_changed(lesson, tmp_path):
@@ -535,6 +689,8 @@ def test_bad_gradients_are_found_by_name_and_step(lesson):
     data[7][0][2, 1] = math.nan
     with pytest.raises(FloatingPointError, match=r"step 8: .*0\.weight.*4\.bias"):
         fitted(lesson, [lesson.GradientHealth(4)], data)
+    with pytest.raises(FloatingPointError, match="step 8"):  # also if the run ends before the next look
+        fitted(lesson, [lesson.GradientHealth(50)], data)
 
 
 def test_what_cannot_be_read_is_refused_when_it_is_written(lesson, tmp_path):
@@ -641,7 +797,7 @@ def test_damaged_checkpoints_are_reported_and_older_ones_used(lesson, tmp_path, 
     newest.write_bytes(newest.read_bytes()[:-1])
     assert wanted == everything(lesson, tmp_path)
     assert capsys.readouterr().out.count("left out: ") == 1
-    assert newest.with_suffix(".aside").exists()
+    assert (newest.parent / f"{newest.stem}-0.aside").exists()
     logs = {path: path.read_bytes() for path in (tmp_path / "log").iterdir()}
     for path in lesson.step_files(tmp_path / "checkpoints"):
         changed = bytearray(path.read_bytes())
@@ -717,6 +873,33 @@ def test_a_signal_on_one_rank_is_an_error_and_on_all_ranks_a_signal(lesson, hook
     assert losses == others
     with pytest.raises(LaunchError, match="raise it on all ranks"):
         launch(rank_job, 2, part, hook, False, timeout=60)
+
+
+def leaving(lesson, how, folder):
+    """Two ranks, of which the second one is asked to leave in its fourth step; or its time is over."""
+    ranks = lesson.Ranks(patience=20)
+    model = lesson.DistributedDataParallel(net())
+    mine = ranks.rank == 1
+    seconds = 0.0 if how == "the time of one is over" and mine else math.inf
+    term = at(lesson, "on_after_step", lambda t: t.step == 4 and os.kill(os.getpid(), signal.SIGTERM))
+    first = [term] if how == "SIGTERM to one" and mine else [at(lesson, "on_after_step", id)]
+    state = lesson.RunState()
+    keeper = lesson.Checkpoint(folder, state.collect, writes=not mine)
+    trainer = lesson.Trainer([*first, lesson.Leave(seconds), keeper], ranks=ranks, state=state)
+    trainer.fit(model, sgd(model), F.cross_entropy, batches(40)[ranks.rank :: 2] * 3)
+    return trainer.step
+
+
+leaving.__module__ = "__main__"
+
+
+@pytest.mark.parametrize("how", ["SIGTERM to one", "the time of one is over", "nobody leaves"])
+def test_if_one_rank_has_to_leave_all_leave_at_the_same_step_with_a_checkpoint(lesson, tmp_path, how):
+    names = ["Ranks", "DistributedDataParallel", "Leave", "RunState", "Checkpoint", "Trainer", "Callback"]
+    part = SimpleNamespace(**{name: getattr(lesson, name) for name in names})
+    steps = launch(leaving, 2, part, how, tmp_path, timeout=60)
+    assert steps == ([60, 60] if how == "nobody leaves" else [10, 10])
+    assert lesson.newest_sound(tmp_path)["place"]["step"] == steps[0]
 
 
 SCRIPT = """

@@ -284,14 +284,18 @@ class ByHistory(ANSWERS["EarlyStopping"]):
 
 
 class BySign(ANSWERS["EarlyStopping"]):
-    """All comparisons in one direction."""
+    """All comparisons in one direction, from infinity on."""
+
+    def on_fit_start(self, trainer):
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.wait = 0
 
     def on_epoch_end(self, trainer):
         sign = {"min": 1, "max": -1}[self.mode]
         value = trainer.metrics[self.monitor]
         if value in (math.inf, -math.inf) or math.isnan(value):
             raise CancelFit
-        better = self.best is None or sign * value + self.min_delta < sign * self.best
+        better = sign * value + self.min_delta < sign * self.best
         self.best, self.wait = (value, 0) if better else (self.best, self.wait + 1)
         if not better and self.wait >= self.patience:
             raise CancelFit
@@ -647,10 +651,10 @@ class ByLists(ANSWERS["GroupStep"]):
             batch = group.pop(0)
             with GIVEN["synced"](trainer.model, not group):
                 output, target = trainer.forward(trainer.model, batch)
-                loss = shares[len(found)] * trainer.loss_fn(output, target)
+                trainer.loss = shares[len(found)] * trainer.loss_fn(output, target)
                 trainer.call("on_before_backward")
-                self.scaler.scale(loss).backward()
-                found.append(loss.detach())
+                self.scaler.scale(trainer.loss).backward()
+                found.append(trainer.loss.detach())
         trainer.loss = torch.stack(found).sum()
         self.update(trainer)
 
@@ -670,14 +674,15 @@ class LastApart(ANSWERS["GroupStep"]):
         self.update(trainer)
 
     def add(self, trainer, batch, total):
-        share = trainer.loss_fn(*trainer.forward(trainer.model, batch)) * self.weigh(batch) / total
+        trainer.loss = trainer.loss_fn(*trainer.forward(trainer.model, batch)) * self.weigh(batch) / total
         trainer.call("on_before_backward")
+        share = trainer.loss
         self.scaler.scale(share).backward()
         self.total = self.total + share.detach()
 
 
 _SHARE = "(weight / sum(weights))"
-_SCALE = "self.scaler.scale(share).backward()"
+_SCALE = "self.scaler.scale(trainer.loss).backward()"
 WRONG_STEP = {
     "divided by the number": (variant("step", (_SHARE, "(1 / len(group))")), "whole batch"),
     "by the largest": (variant("step", (_SHARE, "(weight / max(weights) / len(group))")), "whole batch"),
@@ -687,13 +692,27 @@ WRONG_STEP = {
         "whole batch",
     ),
     "the loss of the last": (
-        variant("step", ("trainer.loss = total", "trainer.loss = share.detach()")),
+        variant("step", ("trainer.loss = total", "trainer.loss = trainer.loss.detach()")),
         "loss of the group",
     ),
-    "with a graph": (variant("step", ("share.detach()", "share")), "loss of the group"),
+    "with a graph": (variant("step", ("total + trainer.loss.detach()", "total + trainer.loss")), "loss of the group"),
     "the mean of losses": (
-        variant("step", ("total + share.detach()", "total + share.detach() / weight * sum(weights) / len(group)")),
+        variant(
+            "step",
+            ("total + trainer.loss.detach()", "total + trainer.loss.detach() / weight * sum(weights) / len(group)"),
+        ),
         "loss of the group",
+    ),
+    "a loss of its own": (
+        variant(
+            "step",
+            (
+                "                trainer.loss = trainer.loss_fn",
+                "                share = trainer.loss = trainer.loss_fn",
+            ),
+            (_SCALE, "self.scaler.scale(share).backward()"),
+        ),
+        "hooks",
     ),
     "no hook": (variant("step", ('                trainer.call("on_before_backward")\n', "")), "hooks"),
     "one hook a group": (
@@ -710,8 +729,8 @@ WRONG_STEP = {
         variant(
             "step",
             (
-                "            total = total + share.detach()\n        trainer.loss = total\n        self.update(trainer)\n",
-                "            total = total + share.detach()\n            trainer.loss = total\n            self.update(trainer)\n",
+                "        trainer.loss = total\n        self.update(trainer)\n",
+                "            trainer.loss = total\n            self.update(trainer)\n",
             ),
         ),
         "hooks",
@@ -727,8 +746,11 @@ WRONG_STEP = {
         ),
         "whole batch",
     ),
-    "not scaled": (variant("step", (_SCALE, "share.backward()")), "scaler"),
-    "scaled twice": (variant("step", (_SCALE, "self.scaler.scale(self.scaler.scale(share)).backward()")), "scaler"),
+    "not scaled": (variant("step", (_SCALE, "trainer.loss.backward()")), "scaler"),
+    "scaled twice": (
+        variant("step", (_SCALE, "self.scaler.scale(self.scaler.scale(trainer.loss)).backward()")),
+        "scaler",
+    ),
     "always travels": (variant("step", ("last=number == len(group)", "last=True")), "travel once"),
     "travels with the first": (variant("step", ("last=number == len(group)", "last=number == 1")), "travel once"),
     "never travels": (variant("step", ("last=number == len(group)", "last=False")), "travel once"),
@@ -740,9 +762,10 @@ class ByCases(ANSWERS["RunState"]):
     """Asks at each moment whether something is pending."""
 
     def begin(self, trainer):
-        state, self.saved, self.pending = self.saved, None, None
+        state, self.pending = self.saved, None
         if state:
             GIVEN["refuse_another_run"](trainer, state["fingerprint"])
+            self.saved = None
             place = state["place"]
             trainer.step, trainer.metrics = place["step"], place["metrics"]
             trainer.epochs_done, trainer.batches_done = place["epochs_done"], place["batches_done"]
@@ -772,14 +795,15 @@ class ByFlag(ANSWERS["RunState"]):
 
 _BEGAN = '            set_generator_states(trainer, states["began"])\n'
 _NOTES = "        self.began = generator_states(trainer)\n"
-_REFUSES = '        refuse_another_run(trainer, self.pending["fingerprint"])\n'
+_REFUSES = '        refuse_another_run(trainer, self.saved["fingerprint"])\n'
+_TAKES = "        self.pending = self.saved\n        self.saved = None\n"
 _AT_ONCE = "        if trainer.batches_done == 0:\n            self.put_back(trainer)\n"
 _LATER = "        if self.pending is not None:\n            self.put_back(trainer)\n"
 _PLACE = '        for name, value in self.pending["place"].items():\n            setattr(trainer, name, value)\n'
 WRONG_STATE = {
     "a first run has no place": (
-        variant("state", ("        if self.pending is None:\n            return\n", "")),
-        "a first run",
+        variant("state", ("        if self.saved is None:\n            return\n", "")),
+        "a second fit",
     ),
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (
@@ -830,6 +854,11 @@ WRONG_STATE = {
         ),
         "another run",
     ),
+    "taken before it is refused": (
+        variant("state", (_REFUSES + _TAKES, _TAKES + _REFUSES.replace("saved", "pending"))),
+        "another run",
+    ),
+    "a second fit resumes again": (variant("state", (_TAKES, _TAKES.splitlines(True)[0])), "a second fit"),
     "the step isn't moved": (variant("state", (_PLACE, _PLACE + "        trainer.step = 0\n")), "place goes on"),
     "the epoch begins anew": (
         variant("state", (_PLACE, _PLACE + "        trainer.batches_done = 0\n")),

@@ -1,20 +1,11 @@
-"""Functions in processes that are killed: what survives, and that they are done at last."""
-
-import time
+"""Functions in processes that are killed: what survives."""
 
 import pytest
 
 from shared.blame import LaunchError
-from shared.killing import kill_here, launch_killed, launch_until_done
+from shared.killing import kill_here, launch_killed
 
 pytestmark = pytest.mark.processes
-
-
-def _slow_once(path, x):
-    if not path.exists():
-        path.touch()
-        time.sleep(20)  # far longer than the first delay
-    return x * x
 
 
 def _quick(x):
@@ -40,7 +31,7 @@ def _waits(path):
         pass
 
 
-for function in (_slow_once, _quick, _dies, _raises, _speaks_of_it, _waits):
+for function in (_quick, _dies, _raises, _speaks_of_it, _waits):
     function.__module__ = "__main__"  # so they travel by value
 
 
@@ -53,9 +44,3 @@ def test_a_process_is_killed_or_was_quicker(tmp_path):
         launch_killed(_raises, 20.0)
     with pytest.raises(LaunchError, match="the worker was killed"):
         launch_killed(_speaks_of_it, 20.0)
-
-
-def test_what_is_killed_again_and_again_is_done_at_last(tmp_path):
-    seen = []
-    assert launch_until_done(_slow_once, [1.0, 15.0], tmp_path / "begun", 3, between=seen.append) == 9
-    assert seen == [1.0]

@@ -5,7 +5,7 @@ import torch
 from shared.gathering import from_all
 from shared.nets import conv_net, same_bits
 from shared.reads import Reads
-from shared.step_costs import CLOCK, fitted, step_costs
+from shared.step_costs import CLOCK, fitted, own_costs, step_costs
 
 
 def test_reads_are_counted():
@@ -48,3 +48,25 @@ def test_a_net_flips_in_training_only():
     assert net(x).shape == (6, 10)
     assert not same_bits(conv_net(4), conv_net(4, seed=1))
     assert from_all("mine", 1) == ["mine"]
+
+
+def test_a_loops_own_work_is_what_it_does_besides_model_loss_and_optimizer():
+    def plain_way(model, optimizer, loss_fn, batches):
+        model.train()
+        assert next(model.parameters()).device.type == "cpu"
+        for x, y in batches:
+            loss = loss_fn(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def slow(model, optimizer, loss_fn, batches):
+        for x, y in batches:
+            end = CLOCK() + 0.00005
+            while CLOCK() < end:
+                pass
+            plain_way(model, optimizer, loss_fn, [(x, y)])
+
+    costs = own_costs({"plain": plain_way, "slow": slow}, rounds=5)
+    assert 0 < costs["plain"] < 10
+    assert 45 < costs["slow"] - costs["plain"] < 500

@@ -216,6 +216,10 @@ def _early_stopping(base: type | None = None, signal: type[Exception] | None = N
             if self.wait >= self.patience:
                 raise stop(f"no improvement for {self.wait} epochs")
 
+        def on_epoch_start(self, trainer: Any) -> None:
+            if self.wait >= self.patience:
+                raise stop(f"no improvement for {self.wait} epochs")
+
         def state_dict(self) -> dict[str, Any]:
             return {"best": self.best, "wait": self.wait}
 
@@ -252,7 +256,11 @@ def early_stopping(trial: Trial, answer: Any) -> None:
     """`answer(monitor, mode, patience, min_delta)` raises CancelFit at the end of an epoch."""
     lesson = _lesson(answer, "on_epoch_end")
     reference = _early_stopping(object, lesson.CancelFit)
-    look = lambda stopper: {"best": stopper.best, "wait": stopper.wait}  # noqa: E731
+
+    def look(stopper: Any) -> dict[str, Any]:
+        begun = stopper.best is not None and math.isfinite(stopper.best)  # None or infinity: no value yet
+        return {"best": stopper.best if begun else None, "wait": stopper.wait}
+
     for demand, choices, hint, see in _STOPPING:
         with trial.group(demand, hint=hint, see=see):
             for _ in range(40):
@@ -757,7 +765,14 @@ class _Travels(nn.Linear):
 
 
 def _stepped(
-    answer: Any, sizes: list[int], seed: int, *, weigh: Any = None, old: bool = False, scaler: Any = None
+    answer: Any,
+    sizes: list[int],
+    seed: int,
+    *,
+    weigh: Any = None,
+    old: bool = False,
+    scaler: Any = None,
+    factor: float = 1.0,
 ) -> Any:
     """What a step for a group of these sizes leaves behind, and the same of one whole batch."""
     torch.manual_seed(seed)
@@ -776,6 +791,8 @@ def _stepped(
 
     def call(hook: str) -> None:
         found.calls.append(hook)
+        if hook == "on_before_backward":
+            run.loss = run.loss * factor
         if hook == "on_before_step":
             found.gradient = model.weight.grad.clone()
             found.loss = run.loss
@@ -786,6 +803,13 @@ def _stepped(
     more = {"weigh": weigh} if weigh else {}
     answer(scaler, **more)(run)
     return found
+
+
+_FOLLOWS = "a callback triples trainer.loss in on_before_backward: the gradient is tripled"
+
+
+def _follows(found: Any, gradient: Tensor) -> str:
+    return _FOLLOWS if torch.allclose(found.gradient, gradient) else _FOLLOWS.replace("is tripled", "isn't")
 
 
 @exercise(
@@ -804,8 +828,10 @@ def group_step(trial: Trial, answer: Any) -> None:
     table: list[tuple[str, str, int | None, dict, Callable[[Any, list[int]], tuple]]] = [
         ("trainer.loss is the loss of the group, without a graph", "what is the loss when the group is done?", 2, {},
          lambda it, sizes: ([float(it.loss), it.loss.requires_grad], [it.right["loss"], False])),
-        ("hooks: before each backward, and around one step", "how often does each moment come?", 1, {},
-         lambda it, sizes: (it.calls, ["on_before_backward"] * len(sizes) + ["on_before_step", "on_after_step"])),
+        ("hooks: before each backward, with its loss in trainer.loss, and around one step",
+         "how often does each moment come, and what is backward called on?", 1, {"factor": 3.0},
+         lambda it, sizes: ([*it.calls, _follows(it, 3 * mine(sizes))],
+                            ["on_before_backward"] * len(sizes) + ["on_before_step", "on_after_step", _FOLLOWS])),
         ("old gradients don't count", "what is in the gradients before the first batch?", 1, {"old": True},
          lambda it, sizes: (it.gradient, mine(sizes))),
         ("backward is called on what the scaler has scaled", "what goes through self.scaler, and what doesn't?", None,
@@ -843,9 +869,10 @@ def _run_state() -> type:
 
     class RunState(_LESSON["answer"]):
         def begin(self, trainer: Any) -> None:
-            self.pending, self.saved = self.saved, None
-            if self.pending is not None:
-                refuse(trainer, self.pending["fingerprint"])
+            self.pending = None
+            if self.saved is not None:
+                refuse(trainer, self.saved["fingerprint"])
+                self.pending, self.saved = self.saved, None
                 vars(trainer).update(self.pending["place"])
                 self._put_back_if(trainer, trainer.batches_done == 0)
 
@@ -920,8 +947,6 @@ def run_state(trial: Trial, answer: Any) -> None:
                     got = _run(answer, saved, draws=draws).weights
                     trial.equal(f"weights at the end, saved at {place}", got, whole.weights)
     whole = _run(right)
-    with trial.group("a first run is an ordinary one", hint="what is pending without a saved state?", free=True):
-        trial.equal("weights at the end", _run(answer).weights, whole.weights)
     with trial.group("the place goes on", hint="what is a callback told in the first step after it?"):
         for number in (1, 3, 4):
             places = []
@@ -934,6 +959,12 @@ def run_state(trial: Trial, answer: Any) -> None:
         again = _run(answer, whole.states[1]).states[0]
         began = [state["generators"][0]["began"]["torch"] for state in (again, whole.states[2])]
         trial.equal("the generators at the beginning of the epoch, in the next state", *began)
+    with trial.group("a second fit begins anew", hint="what does self.saved hold when its state was taken?", free=True):
+        found = _run(answer, whole.states[1])
+        found.states.clear()
+        sgd = torch.optim.SGD(found.net.parameters(), 0.1, momentum=0.9)
+        found.trainer.fit(found.net, sgd, F.cross_entropy, found.trainer.train_loader, max_epochs=2)
+        trial.equal("batches and epochs of the second fit", len(found.states), len(whole.states))
     with trial.group("another run is refused before anything is changed", hint="what comes first in begin?"):
         for number in (1, 3):
             state = answer(whole.states[number])
@@ -946,3 +977,4 @@ def run_state(trial: Trial, answer: Any) -> None:
             trial.equal("how a fit with another optimizer ends", ended, "ValueError")
             trial.equal("the trainer's step", other.step, 0)
             trial.equal("the weights", list(net.state_dict().values()), before)
+            trial.equal("whether the saved state is still there for the next fit", state.saved is not None, True)
