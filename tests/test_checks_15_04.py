@@ -728,7 +728,13 @@ RIGHT = {
     "clip_grad_norm": [clip_by_loops, clip_by_torch],
     "EMA": [EMAByLists, EMAByData],
 }
-WRONG = dict(zip(CHECKS, (WRONG_SMOOTHING, WRONG_NTXENT, WRONG_VARIANCE, WRONG_CLIP, WRONG_EMA), strict=True))
+WRONG = {
+    "label_smoothing_cross_entropy": WRONG_SMOOTHING,
+    "nt_xent_loss": WRONG_NTXENT,
+    "RunningVariance": WRONG_VARIANCE,
+    "clip_grad_norm": WRONG_CLIP,
+    "EMA": WRONG_EMA,
+}
 
 
 class TestChecks(CheckProtocol):

@@ -65,7 +65,7 @@ def _smoothed(logits, labels, epsilon=0.1, weight=None, ignore_index=-100, reduc
 
 
 def _classified(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Logits (N, C, ...) and labels."""
+    """Logits and labels."""
     return 3 * torch.randn(shape, dtype=torch.float64).to(dtype), torch.randint(shape[1], (shape[0], *shape[2:]))
 
 
@@ -233,7 +233,7 @@ class _Variance:
 
 
 def _seen(kind, *batches):
-    """An object that has seen the batches."""
+    """Saw the batches."""
     stats = kind()
     for batch in batches:
         stats.update(batch)
