@@ -1,8 +1,6 @@
 """What 15-04 builds: losses, metrics, clipping and averages, against PyTorch's own and definitions by brute force."""
 
-import ast
 import itertools
-import json
 import math
 from types import SimpleNamespace
 
@@ -10,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from check_protocol import MODULE
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.overrides import TorchFunctionMode
 from torchvision.ops import sigmoid_focal_loss
 
 from course.answers import answers, definitions
 from shared import compare
 
 CELLS = """
-    log-probabilities focal-loss extremes reliability calibration-error pairwise-loss distance-pitfall triplet-loss
-    supcon-loss running-mean confusion-matrix clip-value shadow
+    log-probabilities focal-loss extremes reliability calibration-error pairwise-loss cdist-mode triplet-loss
+    supcon-loss running-mean smoothed confusion-matrix clip-value shadow
 """
 
 
@@ -29,18 +27,7 @@ CELLS = """
 def lesson():
     names = definitions("15-04", "device", "helpers", *CELLS.split())
     names.update(answers("15-04", given=names))
-    names["Smoothed"] = _class("smoothed", "Smoothed", names)
     return SimpleNamespace(**names)
-
-
-def _class(cell, name, names):
-    """One class of a cell whose other lines need what the notebook has trained."""
-    (path,) = MODULE.glob("15-04_*.ipynb")
-    cells = {c["id"]: "".join(c["source"]) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]}
-    (node,) = [n for n in ast.parse(cells[cell]).body if isinstance(n, ast.ClassDef) and n.name == name]
-    namespace = dict(names)
-    exec(compile(ast.Module([node], []), cell, "exec"), namespace)
-    return namespace[name]
 
 
 def test_all_that_the_topic_names_is_there(lesson):
@@ -79,6 +66,10 @@ class TestFocal:
         z = torch.tensor([size, -size], dtype=dtype)
         for y in (torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)):
             assert lesson.nans(lambda z, y=y: lesson.focal_loss(z, y, gamma=gamma), z) == 0
+
+    def test_another_reduction_is_refused(self, lesson):
+        with pytest.raises(ValueError, match="average"):
+            lesson.focal_loss(torch.zeros(2), torch.ones(2), reduction="average")
 
 
 class TestCalibration:
@@ -238,6 +229,30 @@ class TestMetrics:
         assert torch.allclose(parts[0].precision(), want.diagonal() / want.sum(0))
 
 
+class Waits(TorchFunctionMode):
+    """Refuses what makes the CPU wait for a GPU: reading a value, a mask as an index, bincount."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        assert name not in ("item", "tolist", "__bool__", "__float__", "__int__", "bincount", "nonzero")
+        index = args[1] if name in ("__getitem__", "__setitem__") else None
+        indices = index if isinstance(index, tuple) else (index,)
+        assert not any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in indices)
+        return func(*args, **(kwargs or {}))
+
+
+def test_updates_wait_for_no_device(lesson):
+    mean = lesson.RunningMean()
+    matrix = lesson.ConfusionMatrix(4)
+    variance = lesson.RunningVariance()
+    with Waits():
+        for _ in range(2):
+            mean.update(torch.tensor(2.0), 3)
+            matrix.update(torch.randn(6, 4), torch.tensor([0, 1, 2, 3, -100, 4]))
+            variance.update(torch.randn(5))
+    assert matrix.counts.sum() == 8
+
+
 def test_clip_by_value(lesson):
     ours = [nn.Parameter(torch.zeros(n)) for n in (3, 1, 5)]
     lesson.clip_grad_value(ours, 0.1)
@@ -292,6 +307,11 @@ class TestShadow:
         nn.init.ones_(net.weight)
         average.update()
         assert torch.equal(average.shadow["weight"], torch.ones(2, 2))
+
+    def test_a_frozen_model_without_buffers_has_nothing_to_average(self, lesson):
+        average = lesson.EMA(nn.Linear(2, 2).requires_grad_(False))
+        average.update()
+        assert (average.shadow, average.updates) == ({}, 1)
 
     def test_frozen_parameters_are_not_followed(self, lesson):
         net = self.net()
