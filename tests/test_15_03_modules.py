@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-module mini-module-list exit-net exit-route residual gate-loss tied-net flops-of groups-wrong assert-partition
-    replace-modules weight-norm lazy-scale norm-linear split-vit two-vits rule remap split-to-fused moves
+    mini-module mini-module-list split-vit two-vits rename rule report remap split-to-fused stems moves tied-net
+    exit-net exit-route residual gate flops-of assert-partition norms replace-modules weight-norm lazy-scale norm-linear
 """
 
 
@@ -244,7 +244,7 @@ class TestRemap:
         rules = [lesson.Rule(r"net\.(\d+)\.(\w)", r"layers.\1.\2"), lesson.Rule("step", None)]
         target = {**{f"layers.{i}.{k}": None for i in (0, 1, 10, 11) for k in ("w", "b")}, "stay": None}
         result, report = lesson.remap_state_dict(state, rules, target)
-        assert report.matched == ["stay"]
+        assert report.kept == ["stay"]
         assert report.dropped == ["step"]
         assert report.left == ["odd"]
         assert report.missing == ["layers.11.w", "layers.11.b"]
@@ -264,7 +264,7 @@ class TestRemap:
         result, report = lesson.remap_state_dict({"a": torch.ones(2)}, [lesson.Rule("a", "a", torch.neg)], {"a": None})
         assert result["a"].tolist() == [-1, -1]
         assert report.changed == {"a": ["a"]}
-        assert not report.matched
+        assert not report.kept
 
     @pytest.mark.parametrize(
         ("rule", "message"),
