@@ -128,7 +128,9 @@ WRONG_REGISTRATION = {
         "stays a buffer",
     ),
     "None becomes an attribute": (
-        registration(("        if home is None:", "        home = None if value is None else home\n        if home is None:")),
+        registration(
+            ("        if home is None:", "        home = None if value is None else home\n        if home is None:")
+        ),
         "None keeps",
     ),
     "empties before it raises": (
@@ -139,9 +141,7 @@ WRONG_REGISTRATION = {
     ),
     "ValueError": (registration(("raise TypeError", "raise ValueError")), "ValueError: cannot assign"),
     "a property loses its setter": (
-        registration(
-            ("super().__setattr__(name, value)", "self.__dict__[name] = value")
-        ),
+        registration(("super().__setattr__(name, value)", "self.__dict__[name] = value")),
         "set as by MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
@@ -590,7 +590,12 @@ WRONG_SURGERY = {
     "nearest": (wraps(_nearest), "positions are resized"),
     "takes keys away": (wraps(_takes_away), "state, target and their tensors stay"),
     "what is left over is dropped": (
-        surgery((_COMPLETE, "    report.left = []\n    result = {k: result[k] for k in target if k in result}\n" + _COMPLETE)),
+        surgery(
+            (
+                _COMPLETE,
+                "    report.left = []\n    result = {k: result[k] for k in target if k in result}\n" + _COMPLETE,
+            )
+        ),
         "unplanned key",
     ),
     "keys without the prefix dropped": (
@@ -607,7 +612,10 @@ WRONG_SURGERY = {
         prepared(lambda state, target: {"_orig_mod.patch.bias": target["patch.bias"], **state}),
         "nothing fills",
     ),
-    "no look at shapes": (surgery((_COMPLETE, "    if report.left or report.missing:\n")), "of another shape[\\s\\S]*Hint 3"),
+    "no look at shapes": (
+        surgery((_COMPLETE, "    if report.left or report.missing:\n")),
+        "of another shape[\\s\\S]*Hint 3",
+    ),
 }
 
 # ---------------------------------------------------------------- all
