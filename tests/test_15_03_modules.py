@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-module mini-module-list split-vit two-vits rename rule report remap split-to-fused stems moves tied-net
-    exit-net exit-route residual gate flops-of assert-partition norms replace-modules weight-norm lazy-scale norm-linear
+    mini-module mini-module-list split-vit two-vits rename rule report apply-rule remap split-to-fused stems moves
+    tied-net exit-net exit-route residual gate flops-of assert-partition norms replace-modules weight-norm lazy-scale
+    norm-linear
 """
 
 

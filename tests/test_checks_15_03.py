@@ -20,7 +20,9 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
-CELLS = "mini-module flops-of norms assert-partition norm-linear rule report remap split-to-fused stems moves"
+CELLS = (
+    "mini-module flops-of norms assert-partition norm-linear rule report apply-rule remap split-to-fused stems moves"
+)
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
