@@ -3,17 +3,20 @@
 import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-module mini-module-list exit-net exit-route residual gate-loss tied-net flops-of groups-wrong assert-partition
-    replace-modules weight-norm lazy-scale norm-linear split-vit two-vits rule remap split-to-fused moves
+    mini-module mini-module-list split-vit two-vits rename rule report apply-rule remap split-to-fused stems moves
+    tied-net exit-net exit-route residual gate flops-of assert-partition norms replace-modules weight-norm lazy-scale
+    norm-linear
 """
 
 
@@ -242,9 +245,10 @@ class TestRemap:
         state = {f"net.{i}.{k}": torch.full((2,), float(i)) for i in (0, 1, 10) for k in ("w", "b")}
         state |= {"step": torch.tensor(3), "stay": torch.zeros(1), "odd": torch.zeros(1)}
         rules = [lesson.Rule(r"net\.(\d+)\.(\w)", r"layers.\1.\2"), lesson.Rule("step", None)]
-        target = {**{f"layers.{i}.{k}": None for i in (0, 1, 10, 11) for k in ("w", "b")}, "stay": None}
+        target = {f"layers.{i}.{k}": torch.zeros(2) for i in (0, 1, 10, 11) for k in ("w", "b")}
+        target["stay"] = torch.zeros(1)
         result, report = lesson.remap_state_dict(state, rules, target)
-        assert report.matched == ["stay"]
+        assert report.kept == ["stay"]
         assert report.dropped == ["step"]
         assert report.left == ["odd"]
         assert report.missing == ["layers.11.w", "layers.11.b"]
@@ -256,15 +260,19 @@ class TestRemap:
 
     def test_a_chain_of_rules_remembers_the_first_key(self, lesson):
         rules = [lesson.Rule(r"module\.(.+)", r"\1"), lesson.Rule("a", ("b", "c"), lambda t: t.chunk(2))]
-        result, report = lesson.remap_state_dict({"module.a": torch.arange(4)}, rules, {"b": None, "c": None})
+        result, report = lesson.remap_state_dict(
+            {"module.a": torch.arange(4)}, rules, dict.fromkeys("bc", torch.zeros(2))
+        )
         assert report.changed == {"b": ["module.a"], "c": ["module.a"]}
         assert result["c"].tolist() == [2, 3]
 
     def test_a_rule_may_change_a_tensor_under_its_own_key(self, lesson):
-        result, report = lesson.remap_state_dict({"a": torch.ones(2)}, [lesson.Rule("a", "a", torch.neg)], {"a": None})
+        result, report = lesson.remap_state_dict(
+            {"a": torch.ones(2)}, [lesson.Rule("a", "a", torch.neg)], {"a": torch.zeros(2)}
+        )
         assert result["a"].tolist() == [-1, -1]
         assert report.changed == {"a": ["a"]}
-        assert not report.matched
+        assert not report.kept
 
     @pytest.mark.parametrize(
         ("rule", "message"),
@@ -274,12 +282,50 @@ class TestRemap:
             ((r"a", "b"), "both claim 'b'"),
             ((("a", "nowhere"), "c"), "of 2 sources"),
             (((r"a()", r"(\w?)"), "c"), "of 2 sources"),
-            (("a", ("c", "d")), "shorter|longer"),
+            (("a", ("c", "d"), lambda t: (t, t, t)), "3 tensors for 2 targets"),
+            ((("a", "b"), "c"), "2 tensors for 1 targets"),
         ],
     )
     def test_errors_say_what_was_wrong(self, lesson, rule, message):
         with pytest.raises(ValueError, match=message):
             lesson.remap_state_dict({"a": torch.ones(1), "b": torch.ones(1)}, [lesson.Rule(*rule)], {})
+
+    def test_a_tensor_of_another_shape_is_reported_and_nothing_else(self, lesson):
+        target = {"a": torch.zeros(2), "c": torch.zeros(5)}
+        state = {"a": torch.zeros(3), "b": torch.zeros(4)}
+        _, report = lesson.remap_state_dict(state, [lesson.Rule("b", "c")], target)
+        assert report.mismatched == ["a", "c"]
+        assert not report.left
+        assert not report.missing
+        assert not report.complete
+        assert lesson.remap_state_dict({"a": torch.ones(2)}, [], {"a": torch.zeros(2)})[1].complete
+
+    def test_an_optional_rule_may_match_nothing_and_is_applied_if_it_does(self, lesson):
+        rule = lesson.Rule(r"module\.(.+)", r"\1", optional=True)
+        for key in ("a", "module.a"):
+            result, report = lesson.remap_state_dict({key: torch.ones(2)}, [rule], {"a": torch.zeros(2)})
+            assert list(result) == ["a"]
+            assert report.complete
+
+    def test_one_tensor_gets_two_names(self, lesson):
+        net = lesson.Tied()
+        tensor = torch.randn(10, 4)
+        rule = lesson.Rule(r"embed\.weight", ("embed.weight", "head.weight"))
+        result, report = lesson.remap_state_dict({"embed.weight": tensor}, [rule], net.state_dict())
+        assert report.complete
+        net.load_state_dict(result)
+        assert net.head.weight is net.embed.weight
+        assert torch.equal(net.head.weight, tensor)
+
+    def test_renaming_refuses_what_would_be_lost(self, lesson):
+        state = {"a.w": torch.zeros(1), "b.w": torch.ones(1)}
+        assert list(lesson.rename(state, r"a\.(.+)", r"c.\1")) == ["c.w", "b.w"]
+        with pytest.raises(ValueError, match="two keys"):
+            lesson.rename(state, r"[ab]\.w", "c.w")
+        with pytest.raises(ValueError, match="two keys"):
+            lesson.rename(state, r"a\.w", "b.w")
+        with pytest.raises(ValueError, match="matches no key"):
+            lesson.rename(state, "w", "c")
 
     @pytest.mark.parametrize("depth", [1, 11])
     def test_split_and_fused_agree_both_ways(self, lesson, depth):
@@ -308,8 +354,37 @@ class TestMoves:
         ramp = torch.arange(16.0).reshape(1, 16, 1)
         assert torch.equal(lesson.resize_positions(ramp, 4), ramp)
         bigger = lesson.resize_positions(ramp, 8).reshape(8, 8)
-        image = F.interpolate(ramp.reshape(1, 1, 4, 4), scale_factor=2, mode="bicubic").reshape(8, 8)
-        assert torch.allclose(bigger, image)
+        assert torch.allclose(bigger, as_pillow_does(ramp.reshape(4, 4), 8), atol=1e-5)
+
+    def test_a_smaller_grid_is_that_of_an_image_library(self, lesson):
+        position = torch.randn(1, 14 * 14, 3)
+        smaller = lesson.resize_positions(position, 5)
+        for channel in range(3):
+            wanted = as_pillow_does(position[0, :, channel].reshape(14, 14), 5)
+            assert torch.allclose(smaller[0, :, channel].reshape(5, 5), wanted, atol=1e-5)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_a_class_token_and_the_dtype_stay(self, lesson, dtype):
+        position = torch.randn(1, 17, 3).to(dtype)
+        resized = lesson.resize_positions(position, 7, tokens=1)
+        assert resized.shape == (1, 50, 3)
+        assert resized.dtype == dtype
+        assert torch.equal(resized[:, 0], position[:, 0])
+        assert torch.equal(resized[:, 1:], lesson.resize_positions(position[:, 1:], 7))
+        with pytest.raises(ValueError, match="class token"):
+            lesson.resize_positions(position, 7)
+
+    def test_a_grey_stem_for_colours_and_back(self, lesson):
+        weight, grey = torch.randn(4, 1, 2, 2), torch.randn(1, 1, 5, 5)
+        spread = lesson.spread_stem(weight)
+        assert torch.allclose(F.conv2d(grey.repeat(1, 3, 1, 1), spread), F.conv2d(grey, weight), atol=1e-5)
+        assert torch.allclose(lesson.fold_stem(spread), weight)
+
+
+def as_pillow_does(image, size):
+    """Pillow's bicubic, which smooths before it shrinks."""
+    resized = Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(resized))
 
 
 def test_weight_norm_equals_torchs(lesson):

@@ -20,7 +20,9 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
-CELLS = "mini-module flops-of groups-wrong assert-partition norm-linear rule remap split-to-fused moves"
+CELLS = (
+    "mini-module flops-of norms assert-partition norm-linear rule report apply-rule remap split-to-fused stems moves"
+)
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
@@ -103,12 +105,12 @@ class ByTable(ByCases):
 
 
 registration = partial(variant, "registration")
-_POP = "        for i, place in enumerate(places):\n            if i != home:\n"
+_POP = "        self.__dict__.pop(name, None)\n"
 _DEL = "        object.__delattr__(self, name)\n"
 WRONG_REGISTRATION = {
     "not derived": (nn.Module, "derived from MiniModule"),
     "leaves the ordinary attribute": (
-        registration(("enumerate(places):", "enumerate(places[:3]):")),
+        registration((_POP, "")),
         "takes the name over[\\s\\S]*Hint 2",
     ),
     "parameters of one class": (
@@ -120,28 +122,28 @@ WRONG_REGISTRATION = {
         "takes the name over",
     ),
     "a module takes a parameter's name": (
-        registration((" and home != 0:", ":")),
+        registration((' and home != "_parameters":', ":")),
         "raises TypeError[\\s\\S]*a module for a name in _parameters",
     ),
     "a buffer moves to the end": (
-        registration((_POP, _POP.replace("i != home", "i != home or (i == 2 and value is not None)"))),
+        registration(("table != home:", "table != home or (table == '_buffers' and value is not None):")),
         "stays a buffer",
     ),
     "None becomes an attribute": (
-        registration(("        for i, place", "        home = 3 if value is None else home\n        for i, place")),
+        registration(
+            ("        if home is None:", "        home = None if value is None else home\n        if home is None:")
+        ),
         "None keeps",
     ),
     "empties before it raises": (
         registration(
-            ("            raise TypeError", "            places[home].pop(name)\n            raise TypeError")
+            ("            raise TypeError", "            tables[home].pop(name)\n            raise TypeError")
         ),
         "changes nothing",
     ),
     "ValueError": (registration(("raise TypeError", "raise ValueError")), "ValueError: cannot assign"),
     "a property loses its setter": (
-        registration(
-            ("object.__setattr__(self, name, value)  # a property keeps its setter", "places[home][name] = value")
-        ),
+        registration(("super().__setattr__(name, value)", "self.__dict__[name] = value")),
         "set as by MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
@@ -206,9 +208,8 @@ summary = partial(variant, "summary")
 _RUN = "            model(*args, **kwargs)\n"
 _HANDLES = "        for handle in handles:\n            handle.remove()\n"
 _MODES = "        for module, mode in modes.items():\n            module.training = mode\n"
-_ROW = 'rows.append({**row, "seconds": seconds})'
 WRONG_SUMMARY = {
-    "a key less": (summary((_ROW, "rows.append(row)")), "list of dictionaries with name"),
+    "a key less": (summary(('            "seconds": seconds,\n', "")), "list of dictionaries with name"),
     "a copy runs": (
         lambda model, *a, **k: ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
         "runs the model itself",
@@ -308,7 +309,7 @@ _RETURN = '    return [{"params": ps, "lr": rate, "weight_decay": d} for (rate, 
 WRONG_GROUPS = {
     "a dictionary": (groups((_RETURN, "    return groups\n")), "list of dictionaries with params"),
     "frozen ones, too": (
-        groups((" if p.requires_grad]", "]")),
+        groups(("        if not parameter.requires_grad:\n            continue\n", "")),
         r"no frozen one in any[\s\S]*0 in entry 'groups of 0\.weight, which is frozen'[\s\S]*\(a frozen layer\)",
     ),
     "tied ones twice": (
@@ -562,6 +563,7 @@ def _keeps_planned_blocks(state, target):
 
 
 surgery = partial(variant, "surgery")
+_COMPLETE = "    if not report.complete:\n"
 WRONG_SURGERY = {
     "the pair": (wraps(lambda result, *_: (result, None)), "a dict\\s+got:\\s+'a tuple"),
     "prefix left": (
@@ -576,12 +578,26 @@ WRONG_SURGERY = {
     "interleaved": (surgery(("tensor.chunk(3)", "tuple(tensor[k::3] for k in range(3))")), "blocks have new names"),
     "the first classes": (surgery(("tensor[list(classes)]", "tensor[: len(classes)]")), "chosen classes, in order"),
     "sorted classes": (surgery(("list(classes)", "sorted(classes)")), "chosen classes, in order"),
-    "the mean of the stem": (surgery(("fold_stem(w)", "w.mean(dim=1, keepdim=True)")), "stem is folded"),
-    "always folds": (surgery(("if channels == 1 else w", ".expand(-1, channels, -1, -1)")), "stem is folded"),
+    "the mean of the stem": (
+        surgery(('"patch.weight", fold_stem)', '"patch.weight", lambda w: w.mean(dim=1, keepdim=True))')),
+        "stem is folded",
+    ),
+    "always folds": (
+        surgery(
+            ('    if target["patch.weight"].shape[1] == 1:\n    ', '    channels = target["patch.weight"].shape[1]\n'),
+            ("fold_stem)", "lambda w: fold_stem(w).expand(-1, channels, -1, -1))"),
+        ),
+        "stem is folded",
+    ),
     "nearest": (wraps(_nearest), "positions are resized"),
     "takes keys away": (wraps(_takes_away), "state, target and their tensors stay"),
     "what is left over is dropped": (
-        surgery(("    if report.left or", "    result = {k: result[k] for k in target if k in result}\n    if")),
+        surgery(
+            (
+                _COMPLETE,
+                "    report.left = []\n    result = {k: result[k] for k in target if k in result}\n" + _COMPLETE,
+            )
+        ),
         "unplanned key",
     ),
     "keys without the prefix dropped": (
@@ -598,7 +614,10 @@ WRONG_SURGERY = {
         prepared(lambda state, target: {"_orig_mod.patch.bias": target["patch.bias"], **state}),
         "nothing fills",
     ),
-    "no look at shapes": (surgery(("if wrong :=", "if False and")), "of another shape[\\s\\S]*Hint 3"),
+    "no look at shapes": (
+        surgery((_COMPLETE, "    if report.left or report.missing:\n")),
+        "of another shape[\\s\\S]*Hint 3",
+    ),
 }
 
 # ---------------------------------------------------------------- all

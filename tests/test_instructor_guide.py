@@ -39,7 +39,7 @@ def words(text):
 
 
 def test_what_is_generated_is_up_to_date():
-    findings = [str(finding) for finding in lint.lint_readme(SYLLABUS) if finding.path == str(GUIDE)]
+    findings = [str(finding) for finding in lint.lint_readme(SYLLABUS) if finding.file == str(GUIDE)]
     assert findings == []
 
 

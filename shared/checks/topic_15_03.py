@@ -86,6 +86,112 @@ def careful_module(trial: Trial, answer: Any) -> None:
 
 # ---- 15-03.2
 
+_PREFIX = "_orig_mod."
+_RENAMED = {"self_attn.out_proj": "out", "norm1": "ln1", "norm2": "ln2", "linear1": "up", "linear2": "down"}
+
+
+def _checkpoint(channels=1, classes=4, grid=2, width=8, depth=2, dtype=torch.float64) -> dict[str, Tensor]:
+    """A compiled FusedViT's, with random numbers."""
+    net = nn.Module()
+    net.patch = nn.Conv2d(channels, width, 4)
+    net.position = nn.Parameter(torch.empty(1, grid * grid, width))
+    net.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 2 * width) for _ in range(depth))
+    net.norm = nn.LayerNorm(width)
+    net.head = nn.Linear(width, classes)
+    state = {_PREFIX + key: torch.randn(value.shape, dtype=dtype) for key, value in net.state_dict().items()}
+    return {**state, f"{_PREFIX}steps": torch.tensor(1234)}
+
+
+def _split(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's tensors under the names of a SplitViT."""
+    result: dict[str, Tensor] = {}
+    for full, tensor in state.items():
+        key = full.removeprefix(_PREFIX)
+        if key == full:
+            raise ValueError(f"{key} has no prefix")
+        for old, new in _RENAMED.items():
+            key = key.replace(f".{old}.", f".{new}.")
+        block, found, end = key.partition(".self_attn.in_proj_")
+        if found:
+            for part, value in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                result[f"{block}.{part}.{end}"] = value
+        elif key != "steps":
+            result[key] = tensor
+    return result
+
+
+def _target(*args: int, **sizes: int) -> dict[str, Tensor]:
+    """A SplitViT's."""
+    return _split(_checkpoint(*args, **sizes))
+
+
+def _convert(state: Mapping[str, Tensor], target: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, Tensor]:
+    """The reference."""
+    result = _split(state)
+    if wrong := sorted(result.keys() ^ target.keys()):
+        raise ValueError(f"left over or missing: {wrong}")
+    for key in ("head.weight", "head.bias"):
+        result[key] = result[key][list(classes)]
+    if target["patch.weight"].shape[1] == 1:
+        result["patch.weight"] = result["patch.weight"].sum(dim=1, keepdim=True)
+    old, new = (round(tensor.shape[1] ** 0.5) for tensor in (result["position"], target["position"]))
+    kind = result["position"].dtype
+    image = result["position"].to(torch.promote_types(kind, torch.float32)).mT.unflatten(2, (old, old))
+    image = F.interpolate(image, size=(new, new), mode="bicubic", antialias=True)
+    result["position"] = image.flatten(2).mT.to(kind)
+    if wrong := [key for key in target if result[key].shape != target[key].shape]:
+        raise ValueError(f"of another shape: {wrong}")
+    return result
+
+
+@exercise("15-03.2", "The other way round", points=25, demands=9, stand_in=lambda: _convert, stand_in_name="ours")
+def convert(trial: Trial, answer: Any) -> None:
+    """`answer(state, target, classes)` makes a SplitViT's state dict of a compiled FusedViT's checkpoint."""
+    cases = [
+        Sample("11 blocks, 12 classes", _checkpoint(3, 12, depth=11), _target(1, 5, depth=11), (7, 0, 11, 7, 3)),
+        Sample("one wide block", _checkpoint(4, depth=1, width=12), _target(depth=1, width=12), [3, 1, 0, 2]),
+        Sample("a finer grid", _checkpoint(grid=3), _target(classes=2, grid=5), [3, 0]),
+        Sample("colour for colour, a coarser grid", _checkpoint(3, grid=5), _target(3, classes=1), [2]),
+    ]
+    same = partial(samples, trial, answer, _convert)
+    halves = Sample("bfloat16", _checkpoint(3, dtype=torch.bfloat16), _target(), range(4))
+    with trial.group("has target's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
+        same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
+    for names, demand, hint in (
+        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are parted", "which is which?"),
+        (("head",), "the head has the chosen classes, in order", "which rows of which tensors?"),
+        (("patch.weight",), "the stem is folded for one channel, and else stays", "what does a grey image give?"),
+        (("position",), "positions are resized to the target's grid", "what is that grid?"),
+    ):
+        with trial.group(demand, hint=hint, see=2):
+            same(cases, look=lambda result, *_, names=names: {k: result[k] for k in result if k.startswith(names)})
+    with trial.group("state, target and their tensors stay as they are", hint="what do you write into?"):
+        same(cases, look=lambda result, state, target, _: [sorted(result), state, target])
+
+    def refused(state, *words, **sizes):
+        raises(trial, words[0], partial(answer, state, _target(**{"classes": 2, **sizes}), [0, 3]), ValueError, *words)
+
+    state = _checkpoint(3)
+    with trial.group("an unplanned key raises ValueError with its name", hint="what does a dot match?", see=3):
+        for key in ("_orig_mod.blocks.0.steps", "ema", "norm.weight"):
+            refused({**state, key: torch.zeros(8)}, key.removeprefix(_PREFIX))
+        dotted = {key.replace("0.self_attn.out", "0.self_attn_out"): state[key] for key in state}
+        refused(dotted, "attn_out", "out.weight")
+        refused(_checkpoint(3, depth=3), "blocks.2.")
+    with trial.group("a key that nothing fills raises ValueError with its name", hint="who raises first?", see=3):
+        for key, word in (
+            ("patch.bias", "patch.bias"),
+            ("position", "position"),
+            ("blocks.0.self_attn.in_proj_bias", "blocks.0.query.bias"),
+        ):
+            refused({name: state[name] for name in state if name != _PREFIX + key}, word)
+    with trial.group("a tensor of another shape raises ValueError with its name", hint="who compares?", see=3):
+        refused(state, "patch.weight", channels=4)
+        refused(state, "head.weight", "head.bias", classes=3)
+
+
+# ---- 15-03.3
+
 
 class _Nested(nn.Module):
     """A leaf whose output is nested."""
@@ -188,7 +294,7 @@ def _needs_rows(trial: Trial, got: Any, *keys: str) -> None:
     trial.needs(item, bool(fine), expected="such a list", got=repr(got)[:200], hint="by which names?")
 
 
-@exercise("15-03.2", "A summary from hooks", points=20, demands=11, stand_in=lambda: _summary, stand_in_name="ours")
+@exercise("15-03.3", "A summary from hooks", points=20, demands=11, stand_in=lambda: _summary, stand_in_name="ours")
 def summarize(trial: Trial, answer: Any) -> None:
     """`answer(model, *args, **kwargs)` runs the model once and gives a dictionary for each call of a leaf."""
     x = torch.randn(6, 4)
@@ -240,7 +346,7 @@ def summarize(trial: Trial, answer: Any) -> None:
             trial.equal(case, grad_mode, enabled)
 
 
-# ---- 15-03.3
+# ---- 15-03.4
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
@@ -291,7 +397,7 @@ def _holders(key: str, groups: list[dict[str, Any]], model: nn.Module, *_: Any) 
     return found
 
 
-@exercise("15-03.3", "Parameter groups", points=20, demands=6, stand_in=lambda: _groups, stand_in_name="ours")
+@exercise("15-03.4", "Parameter groups", points=20, demands=6, stand_in=lambda: _groups, stand_in_name="ours")
 def param_groups(trial: Trial, answer: Any) -> None:
     """`answer(model, lr, weight_decay, layers, layer_decay)` gives groups for an optimizer."""
     _needs_rows(trial, answer(nn.Linear(3, 2), 0.1), "params", "lr", "weight_decay")
@@ -325,7 +431,7 @@ def param_groups(trial: Trial, answer: Any) -> None:
             raises(trial, f"layers {asked}", partial(answer, model, 0.1, 0.05, asked, 0.5), ValueError, layer)
 
 
-# ---- 15-03.4
+# ---- 15-03.5
 
 _NAMES = ("direction", "length", "bias")
 
@@ -382,7 +488,7 @@ def _start(kind, x, linear=None, **loaded) -> dict[str, Any]:
 
 
 @exercise(
-    "15-03.4",
+    "15-03.5",
     "A layer that starts from its first batch",
     points=20,
     demands=9,
@@ -440,108 +546,3 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
         same([Sample("float64", rows.double(), linear=linear)], *_NAMES)
         with unchanged(trial, "its weight when direction changes", linear), torch.no_grad():
             answer.of(linear).direction.zero_()
-
-
-# ---- 15-03.5
-
-_PREFIX = "_orig_mod."
-_RENAMED = {"self_attn.out_proj": "out", "norm1": "ln1", "norm2": "ln2", "linear1": "up", "linear2": "down"}
-
-
-def _checkpoint(channels=1, classes=4, grid=2, width=8, depth=2, dtype=torch.float64) -> dict[str, Tensor]:
-    """A compiled FusedViT's, with random numbers."""
-    net = nn.Module()
-    net.patch = nn.Conv2d(channels, width, 4)
-    net.position = nn.Parameter(torch.empty(1, grid * grid, width))
-    net.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 2 * width) for _ in range(depth))
-    net.norm = nn.LayerNorm(width)
-    net.head = nn.Linear(width, classes)
-    state = {_PREFIX + key: torch.randn(value.shape, dtype=dtype) for key, value in net.state_dict().items()}
-    return {**state, f"{_PREFIX}steps": torch.tensor(1234)}
-
-
-def _split(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors under the names of a SplitViT."""
-    result: dict[str, Tensor] = {}
-    for full, tensor in state.items():
-        key = full.removeprefix(_PREFIX)
-        if key == full:
-            raise ValueError(f"{key} has no prefix")
-        for old, new in _RENAMED.items():
-            key = key.replace(f".{old}.", f".{new}.")
-        block, found, end = key.partition(".self_attn.in_proj_")
-        if found:
-            for part, value in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                result[f"{block}.{part}.{end}"] = value
-        elif key != "steps":
-            result[key] = tensor
-    return result
-
-
-def _target(*args: int, **sizes: int) -> dict[str, Tensor]:
-    """A SplitViT's."""
-    return _split(_checkpoint(*args, **sizes))
-
-
-def _convert(state: Mapping[str, Tensor], target: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, Tensor]:
-    """The reference."""
-    result = _split(state)
-    if wrong := sorted(result.keys() ^ target.keys()):
-        raise ValueError(f"left over or missing: {wrong}")
-    for key in ("head.weight", "head.bias"):
-        result[key] = result[key][list(classes)]
-    if target["patch.weight"].shape[1] == 1:
-        result["patch.weight"] = result["patch.weight"].sum(dim=1, keepdim=True)
-    old, new = (round(tensor.shape[1] ** 0.5) for tensor in (result["position"], target["position"]))
-    image = result["position"].mT.unflatten(2, (old, old))
-    image = F.interpolate(image, size=(new, new), mode="bicubic", align_corners=False)
-    result["position"] = image.flatten(2).mT
-    if wrong := [key for key in target if result[key].shape != target[key].shape]:
-        raise ValueError(f"of another shape: {wrong}")
-    return result
-
-
-@exercise("15-03.5", "The other way round", points=25, demands=9, stand_in=lambda: _convert, stand_in_name="ours")
-def convert(trial: Trial, answer: Any) -> None:
-    """`answer(state, target, classes)` makes a SplitViT's state dict of a compiled FusedViT's checkpoint."""
-    cases = [
-        Sample("11 blocks, 12 classes", _checkpoint(3, 12, depth=11), _target(1, 5, depth=11), (7, 0, 11, 7, 3)),
-        Sample("one wide block", _checkpoint(4, depth=1, width=12), _target(depth=1, width=12), [3, 1, 0, 2]),
-        Sample("a finer grid", _checkpoint(grid=3), _target(classes=2, grid=5), [3, 0]),
-        Sample("colour for colour, a coarser grid", _checkpoint(3, grid=5), _target(3, classes=1), [2]),
-    ]
-    same = partial(samples, trial, answer, _convert)
-    halves = Sample("bfloat16", _checkpoint(3, dtype=torch.bfloat16), _target(), range(4))
-    with trial.group("has target's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
-        same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
-    for names, demand, hint in (
-        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are parted", "which is which?"),
-        (("head",), "the head has the chosen classes, in order", "which rows of which tensors?"),
-        (("patch.weight",), "the stem is folded for one channel, and else stays", "what does a grey image give?"),
-        (("position",), "positions are resized to the target's grid", "what is that grid?"),
-    ):
-        with trial.group(demand, hint=hint, see=2):
-            same(cases, look=lambda result, *_, names=names: {k: result[k] for k in result if k.startswith(names)})
-    with trial.group("state, target and their tensors stay as they are", hint="what do you write into?"):
-        same(cases, look=lambda result, state, target, _: [sorted(result), state, target])
-
-    def refused(state, *words, **sizes):
-        raises(trial, words[0], partial(answer, state, _target(**{"classes": 2, **sizes}), [0, 3]), ValueError, *words)
-
-    state = _checkpoint(3)
-    with trial.group("an unplanned key raises ValueError with its name", hint="what does a dot match?", see=3):
-        for key in ("_orig_mod.blocks.0.steps", "ema", "norm.weight"):
-            refused({**state, key: torch.zeros(8)}, key.removeprefix(_PREFIX))
-        dotted = {key.replace("0.self_attn.out", "0.self_attn_out"): state[key] for key in state}
-        refused(dotted, "attn_out", "out.weight")
-        refused(_checkpoint(3, depth=3), "blocks.2.")
-    with trial.group("a key that nothing fills raises ValueError with its name", hint="who raises first?", see=3):
-        for key, word in (
-            ("patch.bias", "patch.bias"),
-            ("position", "position"),
-            ("blocks.0.self_attn.in_proj_bias", "blocks.0.query.bias"),
-        ):
-            refused({name: state[name] for name in state if name != _PREFIX + key}, word)
-    with trial.group("a tensor of another shape raises ValueError with its name", hint="who compares?", see=3):
-        refused(state, "patch.weight", channels=4)
-        refused(state, "head.weight", "head.bias", classes=3)
