@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from statistics import mean, median
 
-from course.grading import NOT_HANDED_IN, PASSED, PROBLEMS, Graded, GradedExercise
+from course.collecting import HandedIn
+from course.grading import NOT_HANDED_IN, PASSED, PROBLEMS, UNREADABLE, Graded, GradedExercise
 
 BINS = 10
 
@@ -37,16 +38,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Unread:
-    """A file that could not be read, and why."""
-
-    student: str
-    where: str
-    problem: str
-
-
-def table(outcomes: Iterable[Outcome], unread: Iterable[Unread]) -> str:
+def table(outcomes: list[Outcome], unread: list[HandedIn]) -> str:
     """grades.csv: a line for each student and exercise; an unread file that is about no topic has a line, too."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -55,8 +47,9 @@ def table(outcomes: Iterable[Outcome], unread: Iterable[Unread]) -> str:
         for one in outcome.graded.exercises:
             row = [outcome.student, outcome.graded.topic, one.number, f"{one.points:g}", one.of, one.status, one.reason]
             lines.writerow(map(_cell, row))
-    for one in unread:
-        lines.writerow(map(_cell, [one.student, "", "", 0, 0, "unreadable", f"{one.where}: {one.problem}"]))
+    for one in _untold(unread, outcomes):
+        row = [one.student, one.topic, "", 0, 0, "unreadable", f"{one.where}: {one.problem}"]
+        lines.writerow(map(_cell, row))
     return text.getvalue()
 
 
@@ -69,7 +62,7 @@ def _cell(value: object) -> str:
 # ---------------------------------------------------------------- for a student
 
 
-def feedback(student: str, outcomes: list[Outcome], unread: list[Unread]) -> str:
+def feedback(student: str, outcomes: list[Outcome], unread: list[HandedIn]) -> str:
     """A student's page."""
     parts = []
     for outcome in outcomes:
@@ -81,32 +74,38 @@ def feedback(student: str, outcomes: list[Outcome], unread: list[Unread]) -> str
             parts.append(f"<p>{escape(one.status)}{escape(f': {one.reason}' if one.reason else '')}</p>")
         else:
             parts += map(_exercise, graded.exercises)
-    for one in unread:
+    for one in _untold(unread, outcomes):
         parts.append(f"<p>{escape(one.where)} could not be read: {escape(one.problem)}.</p>")
     return _page(student, "\n".join(parts))
+
+
+def _untold(unread: Iterable[HandedIn], outcomes: Iterable[Outcome]) -> list[HandedIn]:
+    """The unreadable files that are no outcome's reason."""
+    told = {(outcome.student, one.reason) for outcome in outcomes for one in outcome.graded.exercises}
+    return [one for one in unread if (one.student, f"{one.where}: {one.problem}") not in told]
 
 
 def _exercise(one: GradedExercise) -> str:
     lines = [f"<h3>{escape(one.number)} · {escape(one.title)}</h3>"]
     lines.append(f'<p class="note">{escape(one.status)}, {one.points:g} of {one.of} points</p>')
-    failed = [demand for demand in one.demands if not demand.passed]
-    if one.reason and not failed:
+    if one.reason and all(demand["passed"] for demand in one.demands):
         lines.append(f"<p>{escape(one.reason)}</p>")
     lines.append("<ul>")
     for demand in one.demands:
-        if demand.passed:
-            lines.append(f"<li>✓ {escape(demand.name)}</li>")
-            continue
-        details = (("expected", demand.expected), ("got", demand.got), ("hint", demand.hint))
-        shown = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in details if text)
-        lines.append(f'<li class="wrong">✗ {escape(demand.name)}<dl>{shown}</dl></li>')
+        name = escape(demand["name"])
+        if demand["passed"]:
+            lines.append(f"<li>✓ {name}</li>")
+        else:
+            details = {label: demand[label] for label in ("expected", "got", "hint") if demand[label]}
+            shown = "".join(f"<dt>{label}</dt><dd>{escape(text)}</dd>" for label, text in details.items())
+            lines.append(f'<li class="wrong">✗ {name}<dl>{shown}</dl></li>')
     return "\n".join([*lines, "</ul>"])
 
 
 # ---------------------------------------------------------------- for the instructor
 
 
-def summary(outcomes: list[Outcome], unread: list[Unread], seed: int) -> str:
+def summary(outcomes: list[Outcome], unread: list[HandedIn], seed: int) -> str:
     """The page about all students: how each exercise went, and what somebody should look at."""
     students = {outcome.student for outcome in outcomes} | {one.student for one in unread}
     parts = [f"<p>{len(students)} students; the checks' seed was {seed}.</p>"]
@@ -138,7 +137,7 @@ def _row(column: tuple[GradedExercise, ...]) -> str:
     bars = "".join(
         f'<i style="height:{100 * counts[index] / most:.0f}%" title="{counts[index]}"></i>' for index in range(BINS)
     )
-    failed = Counter(demand.name for one in column for demand in one.demands if not demand.passed)
+    failed = Counter(demand["name"] for one in column for demand in one.demands if not demand["passed"])
     often = "<br>".join(f"{escape(name)} ({count})" for name, count in failed.most_common(3))
     passed = sum(one.status == PASSED for one in column)
     return (
@@ -147,12 +146,12 @@ def _row(column: tuple[GradedExercise, ...]) -> str:
     )
 
 
-def _to_look_at(outcomes: list[Outcome], unread: list[Unread]) -> list[str]:
+def _to_look_at(outcomes: list[Outcome], unread: list[HandedIn]) -> list[str]:
     rows = [
         (outcome.student, one.number, one.status, one.reason)
         for outcome in outcomes
         for one in outcome.graded.exercises
-        if one.status in PROBLEMS
+        if one.status in PROBLEMS - {UNREADABLE}
     ]
     rows += [(one.student, one.where, "unreadable", one.problem) for one in unread]
     if not rows:
