@@ -40,6 +40,7 @@ ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course")
     group.addoption("--fresh", action="store_true", help="repeat what passed for an unchanged notebook, too")
+    group.addoption("--all-topics", action="store_true", help="grade right answers to all topics, not to three")
     group.addoption("--notebook", action="append", default=[], metavar="FILE", help="only this one (repeatable)")
 
 

@@ -128,8 +128,10 @@ class Confined:
         try:
             with _STARTING:
                 self._process.start()
-        except (EOFError, OSError) as error:
+        except BaseException as error:
             self._clear_away()
+            if not isinstance(error, EOFError | OSError):
+                raise
             raise OSError(f"no process can be started ({type(error).__name__}: {error})") from None
         finally:
             theirs.close()
@@ -144,12 +146,12 @@ class Confined:
     def _clear_away(self) -> None:
         self._link.close()
         self._folder.cleanup()
-        for _ in range(50):  # the kernel takes a moment to let go of what was killed
-            if self._group is None or not self._group.is_dir():
-                break
+        end = time.monotonic() + 20  # the kernel takes a moment to let go of what was killed
+        while self._group is not None and self._group.is_dir() and time.monotonic() < end:
             with contextlib.suppress(OSError):
                 self._group.rmdir()
-            time.sleep(0.02)
+                break
+            time.sleep(0.01)
 
     def hear(self, seconds: float) -> Any:
         """What the process says next.
@@ -300,6 +302,7 @@ def _control_group(processes: int) -> Path | None:
             above = Path("/sys/fs/cgroup", controllers, place.lstrip("/"))
             group = above / f"course-{os.getpid()}-{next(_numbers)}"
             with contextlib.suppress(OSError):
+                _remove_forgotten(above)
                 group.mkdir()
                 try:
                     (group / "pids.max").write_text(str(4 * processes))
@@ -307,6 +310,14 @@ def _control_group(processes: int) -> Path | None:
                 except OSError:
                     group.rmdir()
     return None
+
+
+def _remove_forgotten(above: Path) -> None:
+    """Remove the groups of those who were killed before they could."""
+    for group in above.glob("course-*-*"):
+        if not psutil.pid_exists(int(group.name.split("-")[1])):
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 # ---------------------------------------------------------------- in the new process

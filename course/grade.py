@@ -48,7 +48,6 @@ from course.grade_pages import Outcome
 from course.grading import ABSENT, NOT_HANDED_IN, PROBLEMS, UNREADABLE, Graded, GradingLimits, absent, grade, prepare
 from course.judging import BROKEN
 from course.processes import asked_to_end
-from course.release import ReleaseError
 from course.submission import Submission
 from course.syllabus import SyllabusError
 
@@ -96,8 +95,7 @@ def main(args: argparse.Namespace) -> int:
     console = console if console.is_terminal else Console(highlight=False, width=140)
     try:
         if args.gradescope:
-            console.print(gradescope.write(args.gradescope, args.output), soft_wrap=True)
-            return 0
+            return _write_autograder(args, console)
         source, output, seed, limits = _settings(args)
         with console.status("reading the submissions"):
             collection = collect(source)
@@ -113,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
     except (UsageError, CollectingError, NotWritableError) as error:
         console.print(f"grade: {error}", style="red", markup=False, soft_wrap=True)
         return 2
-    except (TargetError, SyllabusError, ReleaseError) as error:
+    except (TargetError, SyllabusError) as error:
         console.print(f"grade: the course's own files can't be used: {error}", style="red", markup=False)
         return 1
     write_whole(output / SEED, f"{seed}\n")
@@ -137,6 +135,16 @@ def main(args: argparse.Namespace) -> int:
     console.print(Text(f"{output.resolve()} has grades.csv, summary.html and feedback/"), soft_wrap=True)
     is_complete = not collection.unreadable and all(job.graded.is_judged for job in jobs)
     return 0 if is_complete else 1
+
+
+def _write_autograder(args: argparse.Namespace, console: Console) -> int:
+    from course.release import ReleaseError  # imports much that grading doesn't need
+
+    try:
+        console.print(gradescope.write(args.gradescope, args.output), soft_wrap=True)
+    except ReleaseError as error:
+        raise UsageError(str(error)) from None
+    return 0
 
 
 def _settings(args: argparse.Namespace) -> tuple[Path, Path, int, GradingLimits]:

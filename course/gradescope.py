@@ -17,10 +17,8 @@ from typing import Any
 from course.environment import ROOT
 from course.files import require_writable, write_whole
 from course.grading import FAILED, PASSED, Graded, GradedExercise, GradingLimits, grade
-from course.release import read_commit
 from course.skeleton import editions, skeleton
 from course.submission import UnreadableError, read_submission
-from course.wheel import zipped
 
 NEEDED = ("course/", "shared/", "datasets/sample/", "module_")  # and the files beside them
 SECONDS = 540  # for a submission: Gradescope's own limit is ten minutes
@@ -52,6 +50,8 @@ exec "${{COURSE_PYTHON:-.venv/bin/python}}" -m course.gradescope "$root" {topic}
 
 def write(topic: str, folder: Path | None = None) -> str:
     """Write the zip; returns what to do with it. Raises TargetError, ReleaseError or NotWritableError."""
+    from course.release import read_commit, zipped  # imports much that grading doesn't need
+
     notebook = skeleton(topic) and editions()[topic].relative_to(ROOT).as_posix()
     folder = folder or ROOT / "dist"
     require_writable(folder, "; name another --output")

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import getattr_static
 from multiprocessing.connection import Connection
 from types import FunctionType, ModuleType
 from typing import Any
@@ -226,7 +227,8 @@ def _held(exercise: Any) -> list[tuple]:
     held = [(exercise, name, vars(exercise)[name], None) for name in ("body", "points", "demands", "stand_in")]
     held.append((comparing, "_TOLERANCES", comparing._TOLERANCES, dict(comparing._TOLERANCES)))
     for owner in (*checks, *classes, *others):
-        for name, value in list(vars(owner).items()):
+        for name in dir(owner):  # what a class has inherited, too
+            value = getattr_static(owner, name, _NOTHING)
             if callable(value) or isinstance(value, property | staticmethod | classmethod):
                 held.append((owner, name, value, _inside(value)))
     # a module's own name goes before the builtin one
@@ -249,6 +251,6 @@ def _inside(value: Any) -> object:
 def _replaced(held: list[tuple]) -> str:
     """The name of something that isn't what it was; nothing if all is."""
     for owner, name, value, inside in held:
-        if vars(owner).get(name, _NOTHING) is not value or (inside is not None and _inside(value) != inside):
+        if getattr_static(owner, name, _NOTHING) is not value or (inside is not None and _inside(value) != inside):
             return f"{getattr(owner, '__name__', 'its check')}.{name}"
     return ""
