@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from course.skeleton import editions
-from course.submission import FILE_SIZE, Submission, UnreadableError, named_topics, read_submission
+from course.submission import FILE_SIZE, Submission, UnreadableError, topics_in, read_submission
 
 ZIP_SIZE = 4_000_000_000  # bytes that are unpacked of one zip file at most
 INNER_ZIP_SIZE = 100_000_000  # bytes of a zip file in another
@@ -244,7 +244,7 @@ def _file(parts: tuple[str, ...], content: bytes, when: float) -> _Entry:
 
 
 def _problem(parts: tuple[str, ...], problem: str, when: float = 0) -> _Entry:
-    topic = next((one for one in named_topics(parts[-1]) if one in editions()), "")
+    topic = next((one for one in topics_in(parts[-1]) if one in editions()), "")
     return _Entry(parts, "notebook", HandedIn("", "/".join(parts), None, topic, problem, when))
 
 

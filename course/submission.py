@@ -124,13 +124,13 @@ def _topic_of(cells: list[_Cell], name: str) -> str:
     best = [number for number, count in counts.items() if count == max(counts.values())]
     if len(best) == 1:
         return best[0]
-    for number in named_topics(name):
+    for number in topics_in(name):
         if number in best:
             return number
     raise UnreadableError("it is another notebook: neither its cells nor its name are those of a topic")
 
 
-def named_topics(name: str) -> list[str]:
+def topics_in(name: str) -> list[str]:
     """The topics that a file's name has in it, such as "15-03" in "15-3 final.ipynb"."""
     return [f"{module}-{int(number):02d}" for module, number in re.findall(r"(\d+)-(\d+)", name)]
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 import pytest
 from handed_in import as_file, code, notebook, place, solutions
 
-from course import confined, grade, grade_pages, grading
+from course import grade, grade_pages, grading
 from course.__main__ import COMMANDS, run_command
 from course.collecting import HandedIn
 from course.environment import ROOT
@@ -273,7 +273,7 @@ def test_an_answer_writes_nothing_outside_of_its_folder(batch):
     said, output = batch
     rows = rows_of(output)
     assert rows["~ writes outside"][NUMBER]["points"] == "0"
-    if confined.can_seal():
+    if grading.prepare([TOPIC]):
         assert "can't be sealed here" in said.stdout
         return
     assert "Read-only file system" in (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
@@ -297,7 +297,7 @@ def test_no_cell_is_a_formula_and_no_text_is_markup(batch):
 
 
 def test_right_answers_get_all_points_and_none_get_none(tmp_path, request):
-    topics = list(editions()) if request.config.getoption("--all-topics") else ["15-02", "15-03", "15-09"]
+    topics = list(editions()) if request.config.getoption("--all-topics") else ["15-03", "15-07", "15-09"]
     for topic in topics:
         for student, answers in (("right", solutions(topic)), ("untouched", {})):
             (tmp_path / "in" / student).mkdir(parents=True, exist_ok=True)

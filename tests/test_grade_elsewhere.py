@@ -15,7 +15,6 @@ from handed_in import as_file, notebook, solutions
 
 from course import gradescope
 from course.__main__ import run_command
-from course.environment import ROOT
 from course.skeleton import editions, skeleton
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
