@@ -1,6 +1,6 @@
-"""Answers and definitions, taken out of a notebook and run: half of a grader.
+"""Answers and definitions, taken out of a notebook and run.
 
-Tests use them to hold the lesson's own code and no copy of it.
+Tests use them to hold the lesson's own code and no copy of it, `mutate` and `grade` to find and run the exercises.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from course.skeleton import editions
-from course.submission import FILE_SIZE, Submission, UnreadableError, topics_in, read_submission
+from course.submission import FILE_SIZE, Submission, UnreadableError, read_submission, topics_in
 
 ZIP_SIZE = 4_000_000_000  # bytes that are unpacked of one zip file at most
 INNER_ZIP_SIZE = 100_000_000  # bytes of a zip file in another

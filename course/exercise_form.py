@@ -82,7 +82,8 @@ def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
 def hidden_tests(source: str) -> str:
     """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does.
 
-    Graders run it after the check, and an exception in it means no points. Students don't get it.
+    Graders run it after the check of an answer that passed, and an exception in it means no points. Students don't get
+    it.
     Raises MarkerError as `solution_blocks` does.
     """
     lines = source.split("\n")

@@ -103,7 +103,7 @@ def judge(link: Connection, job: Job) -> None:
             raise _RefusedError("it is the course's own")
         tell(DEFINED)
         result = run(exercise, answer, seed=job.seed, seconds=job.seconds)
-        hidden = _hidden_failure(job, namespace)
+        hidden = _hidden_failure(job, namespace) if result.status == PASSED else ""
     except _RefusedError as error:
         return tell(REFUSED, str(error))
     except _LessonError as error:
@@ -113,7 +113,7 @@ def judge(link: Connection, job: Job) -> None:
     if replaced := _replaced(held):
         return tell(REFUSED, f"it has replaced {replaced}")
     demands = [_lines(item) for item in result.items if not (item.passed and item.guard)]
-    if hidden and result.status in (PASSED, FAILED):
+    if hidden:
         return tell(FAILED, "a hidden test fails", 0, [*demands, ["hidden tests", False, "no exception", hidden, ""]])
     reason = result.note or "; ".join(item.name for item in result.failures)
     if result.unjudged:

@@ -14,7 +14,7 @@ from pathlib import Path
 from course import syllabus
 from course.answers import CHECK, TargetError, exercises
 from course.environment import ROOT
-from course.exercise_form import HEADING, hidden_tests, student_source
+from course.exercise_form import HEADING, hidden_tests, student_source, without_hidden_tests
 from course.needs import bound, used
 
 
@@ -27,7 +27,7 @@ class Task:
         cell: id of the answer cell.
         stub: source of the answer cell as students get it.
         check, argument: expressions, such as "check.swish" and "Swish".
-        hidden: source of the hidden tests in the check cell, or "".
+        hidden: source of the check cell, without the check's call, if it has hidden tests; else "".
         uses: names that the course's answer, the argument and the hidden tests use.
     """
 
@@ -91,7 +91,9 @@ class Skeleton:
         if not self._statements:
             for cell, source in self.code.items():
                 if cell != "setup":
-                    self._statements.extend(statements(_WithoutChecks().visit(ast.parse(source)), cell))
+                    self._statements.extend(
+                        statements(_WithoutChecks().visit(ast.parse(without_hidden_tests(source))), cell)
+                    )
         order = list(self.code)
         above = set(order[: order.index(f"{task.cell}-check")]) - {task.cell}
         return [statement for statement in self._statements if statement.cell in above]
@@ -147,7 +149,8 @@ def _read(topic: str, path: Path, _changed: int) -> Skeleton:
         raise TargetError(f"{path.name} has {len(answers)} answer cells and {len(headings)} headings of exercises")
     tasks = []
     for answer, heading in zip(answers, headings, strict=True):
-        hidden = hidden_tests(code[f"{answer.cell}-check"])
+        check_cell = code[f"{answer.cell}-check"]
+        hidden = ast.unparse(_WithoutChecks().visit(ast.parse(check_cell))) if hidden_tests(check_cell) else ""
         tasks.append(
             Task(
                 number=f"{heading[1]}.{heading[2]}",

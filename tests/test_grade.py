@@ -437,12 +437,13 @@ def test_a_lesson_that_fails_is_no_students_fault(tmp_path, monkeypatch):
     assert "the setup cell fails: ZeroDivisionError" in one.reason
 
 
-HIDDEN = "### BEGIN HIDDEN TESTS\nassert fixed_bytes(nn.Linear(3, 3), 'sgd')['secret']\n### END HIDDEN TESTS"
+HIDDEN = "### BEGIN HIDDEN TESTS\nassert counted(nn.Linear(3, 3), 'sgd')['secret']\n### END HIDDEN TESTS"
 
 
 def test_a_hidden_test_that_fails_takes_the_points_and_gives_nothing_away(tmp_path, monkeypatch):
     lesson = notebook(TOPIC, RIGHT)
-    lesson["cells"][place(lesson, f"{CELL}-check")]["source"] += f"\n{HIDDEN}"
+    source = f"counted = check.fixed_bytes(fixed_bytes)\n{HIDDEN}"
+    lesson["cells"][place(lesson, f"{CELL}-check")]["source"] = source
     (tmp_path / "lesson.ipynb").write_bytes(as_file(lesson))
     monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "lesson.ipynb"})
     (tmp_path / "x.ipynb").write_bytes(answering(RIGHT[CELL], **{WITNESS: RIGHT[WITNESS]}))
@@ -453,16 +454,17 @@ def test_a_hidden_test_that_fails_takes_the_points_and_gives_nothing_away(tmp_pa
     assert found[NUMBER].demands[-1]["got"] == "KeyError"
     assert "secret" not in str(graded)
     assert found[WITNESS_NUMBER].points == 15
+    lesson["cells"][place(lesson, f"{CELL}-check")]["source"] = source.replace("secret", "parameters")
+    (tmp_path / "lesson.ipynb").write_bytes(as_file(lesson))
+    assert grade_file(tmp_path / "x.ipynb", TOPIC, seed=3).points == 30
 
 
-def test_an_earlier_answer_serves_a_later_one_if_it_passed_and_else_the_courses_does(tmp_path):
-    """`give_back` is used by a later exercise's lesson; the answer counts it."""
-    later = RIGHT[CELL] + "\nassert give_back.__name__ == NAME"
+def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_courses(tmp_path):
+    marked = "\ngive_back.__name__ = 'mine'\n"
     for earlier, name in ((RIGHT["ex-give-back"], "mine"), ("def give_back(): return 0", "give_back")):
-        mine = earlier.replace("return", "return", 1) + "\ngive_back.__name__ = 'mine'\n"
-        (tmp_path / "x.ipynb").write_bytes(
-            as_file(notebook(TOPIC, {"ex-give-back": mine, CELL: later.replace("NAME", repr(name))}))
-        )
+        later = f"{RIGHT[CELL]}\nassert give_back.__name__ == {name!r}"
+        made = notebook(TOPIC, {"ex-give-back": earlier + marked, CELL: later})
+        (tmp_path / "x.ipynb").write_bytes(as_file(made))
         found = {one.number: one for one in grade_file(tmp_path / "x.ipynb", seed=3).exercises}
         assert found[NUMBER].status == "passed", found[NUMBER].reason
 
