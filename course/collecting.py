@@ -10,8 +10,8 @@ student on one topic the newest that can be read counts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import os
 import re
 import stat
 import time
@@ -19,8 +19,8 @@ import unicodedata
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,27 +83,31 @@ def collect(source: Path) -> Collection:
         (only,) = inside  # an export, as it was downloaded
         source = only if only.suffix.lower() == ".zip" and only.is_file() and not only.is_symlink() else source
     if source.is_dir():
-        entries = list(_in_folder(source, ()))
+        entries = list(_looked_into(_in_folder(source)))
     elif source.suffix.lower() == ".zip" and source.is_file():
-        entries = list(_in_zip(source, (), 0))
+        entries = list(_looked_into(_in_zip(source, ())))
     else:
         kind = "neither a folder nor a zip file" if source.exists() else "not there"
         raise CollectingError(f"{source} is {kind}")
-    groups = _submitters(entries)
+    tables = [
+        entry.groups for entry in entries if len(_below_export(entry.parts)) == 1
+    ]  # not one in a student's folder
+    groups = {name: people for table in tables for name, people in table.items()}
     owners = [(entry, _owners(entry, groups, home)) for entry in entries]
     labels = _labels({owner for _, several in owners for owner in several})
     collection = Collection(sorted(labels.values(), key=str.casefold), {}, [], defaultdict(list))
     found: dict[tuple[str, str], list[HandedIn]] = defaultdict(list)
     for entry, several in owners:
         for student in (labels[owner] for owner in several):
-            if entry.kind == "other":
-                collection.others[student].append(entry.where)
-            elif entry.handed_in is not None:
-                one = replace(entry.handed_in, student=student)
-                if one.submission is None:
-                    collection.unreadable.append(one)
-                else:
-                    found[student, one.topic].append(one)
+            if entry.handed_in is None:
+                if not entry.is_folder:
+                    collection.others[student].append("/".join(entry.parts))
+                continue
+            one = replace(entry.handed_in, student=student)
+            if one.submission is None:
+                collection.unreadable.append(one)
+            else:
+                found[student, one.topic].append(one)
     for key, several in found.items():
         several.sort(key=lambda one: (one.when, one.where))
         newest = several[-1]
@@ -116,105 +120,68 @@ def collect(source: Path) -> Collection:
 
 # ---------------------------------------------------------------- what there is
 
+_Owner = tuple[str, str]  # a name, and what tells two of that name apart
+
 
 @dataclass(frozen=True)
 class _Entry:
-    """A file or folder. `kind`: notebook, folder, metadata or other."""
+    """A file or folder, and what was read of it: a notebook, or the people of Gradescope's submissions."""
 
     parts: tuple[str, ...]
-    kind: str
+    is_folder: bool = False
+    size: int = 0
+    when: float = 0
+    read: Callable[[], bytes] = bytes
+    problem: str = ""
+    depth: int = 0  # in how many zip files it lies
     handed_in: HandedIn | None = None
-    metadata: Any = None
-
-    @property
-    def where(self) -> str:
-        return "/".join(self.parts)
+    groups: dict[str, list[_Owner]] = field(default_factory=dict)
 
 
-def _in_folder(folder: Path, above: tuple[str, ...]) -> Iterator[_Entry]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        parts = (*above, _readable(entry.name))
-        if _is_ignored(entry.name):
-            continue
-        if entry.is_symlink():
-            yield _problem(parts, "it is a link, and none is followed")
-        elif entry.is_dir():
-            yield _Entry(parts, "folder")
-            with contextlib.suppress(RecursionError):
-                yield from _in_folder(Path(entry.path), parts)
-        elif entry.name.lower().endswith(".zip"):
-            yield from _in_zip(Path(entry.path), (*above, parts[-1][:-4]), 0)
-        elif entry.name.lower().endswith(".ipynb") or entry.name == _METADATA:
-            try:
-                yield _file(parts, _content(entry), entry.stat().st_mtime)
-            except OSError as error:
-                yield _problem(parts, f"it can't be read: {error.strerror or error}")
-        else:
-            yield _Entry(parts, "other")
+def _in_folder(folder: Path) -> Iterator[_Entry]:
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        problem = ""
+        if path.is_symlink():
+            problem = "it is a link, and none is followed"
+        elif not stat.S_ISREG(about.st_mode) and not path.is_dir():
+            problem = "it is no ordinary file"
+        parts = path.relative_to(folder).parts
+        yield _Entry(parts, path.is_dir(), about.st_size, about.st_mtime, path.read_bytes, problem)
 
 
-def _content(entry: os.DirEntry) -> bytes:
-    if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-        raise OSError("it is no ordinary file")
-    with open(entry.path, "rb") as file:
-        return file.read(FILE_SIZE + 1)
-
-
-def _in_zip(source: Path | io.BytesIO, above: tuple[str, ...], depth: int) -> Iterator[_Entry]:
+def _in_zip(file: Path | io.BytesIO, above: tuple[str, ...], depth: int = 1) -> Iterator[_Entry]:
+    name = (*above[:-1], f"{above[-1]}.zip") if above else (Path(str(file)).name,)
     left = ZIP_SIZE
     try:
-        with zipfile.ZipFile(source) as archive:
-            entries = archive.infolist()
-            if len(entries) > ENTRIES:
-                raise UnreadableError(f"it has more than {ENTRIES:,} entries")
-            for info in entries:
-                yield from _in_entry(archive, info, above, depth)
+        with zipfile.ZipFile(file) as archive:
+            for number, info in enumerate(archive.infolist()):
                 left -= info.file_size
-                if left < 0:
-                    raise UnreadableError(f"it unpacks to more than {ZIP_SIZE / 1e9:g} GB; the rest is left out")
+                if number >= ENTRIES or left < 0:
+                    told = f"it has more than {ENTRIES:,} files, or unpacks to more than {ZIP_SIZE / 1e9:g} GB"
+                    raise UnreadableError(f"{told}; the rest is left out")
+                yield _of_zip(archive, info, above, depth)
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        yield _problem((*above[:-1], f"{above[-1]}.zip") if above else (Path(source).name,), f"{error}")
+        yield _Entry(name, problem=str(error) or "it is damaged")
 
 
-def _in_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, above: tuple[str, ...], depth: int) -> Iterator[_Entry]:
+def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, above: tuple[str, ...], depth: int) -> _Entry:
     name = info.filename
     if not info.flag_bits & 0x800:  # macOS writes UTF-8 and doesn't say so
         with contextlib.suppress(UnicodeError):
             name = name.encode("cp437").decode("utf-8")
     # nothing is written, so a name that leads elsewhere does no harm; and it belongs to nobody else's folder
-    own = tuple(_readable(part) for part in re.split(r"[/\\]", name) if part not in ("", ".", ".."))
-    if not own or any(map(_is_ignored, own)):
-        return
-    parts = (*above, *own)
-    if info.is_dir():
-        yield _Entry(parts, "folder")
-        return
-    is_zip = own[-1].lower().endswith(".zip")
-    if not is_zip and not own[-1].lower().endswith(".ipynb") and own[-1] != _METADATA:
-        yield _Entry(parts, "other")
-        return
-    size = INNER_ZIP_SIZE if is_zip else FILE_SIZE
+    pieces = re.split(r"[/\\]", name)
+    own = tuple(piece for piece in pieces if piece not in ("", ".", ".."))
+    problem = ""
     if stat.S_ISLNK(info.external_attr >> 16):
-        yield _problem(parts, "it is a link, and none is followed")
-    elif ".." in re.split(r"[/\\]", name) or name.startswith(("/", "\\")):
-        yield _problem(parts, f"the zip file calls it {name!r}, which leads out of its folder")
-    elif info.file_size > size:
-        yield _problem(parts, f"it has more than {size / 1e6:g} MB when it is unpacked")
+        problem = "it is a link, and none is followed"
+    elif ".." in pieces or name.startswith(("/", "\\")):
+        problem = f"the zip file calls it {name!r}, which leads out of its folder"
     elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        yield _problem(parts, "it is packed in a way that isn't read here")
-    elif is_zip and depth:
-        yield _problem(parts, "it is a zip file in a zip file in a zip file")
-    else:
-        try:
-            with archive.open(info) as file:
-                content = file.read(size + 1)
-        except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error) as error:
-            yield _problem(parts, f"it can't be unpacked: {error}")
-            return
-        if is_zip:
-            yield from _in_zip(io.BytesIO(content), (*above, *own[:-1], own[-1][:-4]), depth + 1)
-        else:
-            yield _file(parts, content, _written(info))
+        problem = "it is packed in a way that isn't read here"
+    read = functools.partial(archive.read, info)
+    return _Entry((*above, *own), info.is_dir(), info.file_size, _written(info), read, problem, depth)
 
 
 def _written(info: zipfile.ZipInfo) -> float:
@@ -224,33 +191,51 @@ def _written(info: zipfile.ZipInfo) -> float:
         return 0.0
 
 
+def _looked_into(entries: Iterable[_Entry]) -> Iterator[_Entry]:
+    """The entries with what could be read of them, and those of the zip files among them."""
+    for entry in entries:
+        # umlauts in one form, whichever the system has
+        parts = [unicodedata.normalize("NFC", part.encode("utf-8", "replace").decode()) for part in entry.parts]
+        entry = replace(entry, parts=tuple(parts))
+        if not parts or any(map(_is_ignored, parts)):
+            continue
+        is_zip = parts[-1].lower().endswith(".zip")
+        wanted = is_zip or parts[-1].lower().endswith(".ipynb") or parts[-1] == _METADATA
+        limit = INNER_ZIP_SIZE if is_zip else FILE_SIZE
+        if entry.problem:
+            yield _problem(entry, entry.problem)
+        elif entry.is_folder or not wanted:
+            yield entry
+        elif entry.size > limit and (entry.depth or not is_zip):
+            yield _problem(entry, f"it has more than {limit / 1e6:g} MB{' when it is unpacked' * bool(entry.depth)}")
+        elif is_zip and entry.depth > 1:
+            yield _problem(entry, "it is a zip file in a zip file in a zip file")
+        else:
+            try:
+                content = entry.read()
+                if is_zip:
+                    above = (*parts[:-1], parts[-1][:-4])
+                    yield from _looked_into(_in_zip(io.BytesIO(content), above, entry.depth + 1))
+                elif parts[-1] == _METADATA:
+                    yield replace(entry, groups=_submitters(content))
+                else:
+                    submission = read_submission(content, parts[-1])
+                    where = "/".join(parts)
+                    yield replace(entry, handed_in=HandedIn("", where, submission, submission.topic, when=entry.when))
+            except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error, UnreadableError) as error:
+                yield _problem(entry, str(error) or "it can't be read")
+
+
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name in _IGNORED
 
 
-def _readable(name: str) -> str:
-    """A file's name as text, umlauts in one form, whichever the system has."""
-    return unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _file(parts: tuple[str, ...], content: bytes, when: float) -> _Entry:
-    if parts[-1] == _METADATA:
-        return _Entry(parts, "metadata", metadata=_read_metadata(content))
-    try:
-        submission = read_submission(content, parts[-1])
-    except UnreadableError as error:
-        return _problem(parts, str(error), when)
-    return _Entry(parts, "notebook", HandedIn("", "/".join(parts), submission, submission.topic, when=when))
-
-
-def _problem(parts: tuple[str, ...], problem: str, when: float = 0) -> _Entry:
-    topic = next((one for one in topics_in(parts[-1]) if one in editions()), "")
-    return _Entry(parts, "notebook", HandedIn("", "/".join(parts), None, topic, problem, when))
+def _problem(entry: _Entry, problem: str) -> _Entry:
+    topic = next((one for one in topics_in(entry.parts[-1]) if one in editions()), "")
+    return replace(entry, handed_in=HandedIn("", "/".join(entry.parts), None, topic, problem, entry.when))
 
 
 # ---------------------------------------------------------------- whose it is
-
-_Owner = tuple[str, str]  # a name, and what tells two of that name apart
 
 
 def _owners(entry: _Entry, groups: dict[str, list[_Owner]], home: str) -> list[_Owner]:
@@ -258,19 +243,23 @@ def _owners(entry: _Entry, groups: dict[str, list[_Owner]], home: str) -> list[_
 
     Only the uppermost name counts: those below it are the student's own, who could write another's there.
     """
-    parts = list(entry.parts)
-    while parts and _EXPORT.fullmatch(parts[0]):
-        del parts[0]
-    if not parts or entry.kind == "metadata":
+    parts = _below_export(entry.parts)
+    if not parts or parts[-1] == _METADATA:
         return []
     if _GRADESCOPE.fullmatch(parts[0]):
         return groups.get(parts[0], [(parts[0], "")])
     for pattern in (_MOODLE, _CANVAS):
         if named := pattern.fullmatch(parts[0]):
             return [(named["name"], named["number"])]
-    if len(parts) > 1 or entry.kind == "folder":
+    if len(parts) > 1 or entry.is_folder:
         return [(parts[0], "")]
-    return [(_named_in(parts[0]) or home, "")] if entry.kind == "notebook" else []
+    return [(_named_in(parts[0]) or home, "")] if entry.handed_in else []
+
+
+def _below_export(parts: tuple[str, ...]) -> tuple[str, ...]:
+    while parts and _EXPORT.fullmatch(parts[0]):
+        parts = parts[1:]
+    return parts
 
 
 def _named_in(file: str) -> str:
@@ -288,30 +277,17 @@ def _labels(owners: set[_Owner]) -> dict[_Owner, str]:
     return {(name, more): name if names.count(name) == 1 or not more else f"{name} ({more})" for name, more in owners}
 
 
-def _submitters(entries: list[_Entry]) -> dict[str, list[_Owner]]:
-    """Gradescope's students by the submission's name."""
-    groups: dict[str, list[_Owner]] = {}
-    for entry in entries:
-        for submission, about in (entry.metadata or {}).items():
-            people = about.get(":submitters") if isinstance(about, dict) else None
-            found = [
-                (str(one[":name"]), str(one.get(":sid") or one.get(":email"))) for one in people or () if ":name" in one
-            ]
-            if found:
-                groups[str(submission)] = found
-    return groups
-
-
-def _read_metadata(content: bytes) -> dict:
-    """Gradescope's file; nothing if it can't be read: then its submissions' numbers are their names."""
+def _submitters(content: bytes) -> dict[str, list[_Owner]]:
+    """Gradescope's students by the submission's name; nobody if that can't be read: then numbers are their names."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         """Reads what a program in Ruby has written; its types are left out."""
 
     Loader.add_multi_constructor("!", lambda *_: None)
-    try:
-        document = yaml.load(content, Loader)
-    except yaml.YAMLError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    groups: dict[str, list[_Owner]] = {}
+    with contextlib.suppress(yaml.YAMLError, AttributeError, TypeError):
+        for submission, about in yaml.load(content, Loader).items():
+            people: list[dict[str, Any]] = about.get(":submitters", [])
+            groups[submission] = [(str(one[":name"]), str(one.get(":sid") or one.get(":email"))) for one in people]
+    return {name: people for name, people in groups.items() if people}

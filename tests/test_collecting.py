@@ -257,6 +257,12 @@ def test_nobody_hands_in_for_another(tmp_path):
     assert {student for student, _ in collect(tmp_path).handed_in} == {"Ada", "Mallory", "Eve"}
 
 
+def test_only_the_exports_own_table_says_whose_a_submission_is(tmp_path):
+    files = {"submission_11/submission_metadata.yml": METADATA.encode(), "submission_11/a.ipynb": None}
+    write(tmp_path, {**files, "submission_12/a.ipynb": None})
+    assert collect(tmp_path).students == ["submission_11", "submission_12"]
+
+
 def test_the_newest_that_can_be_read_counts(tmp_path):
     files = {"Ada/a.ipynb": None, "Ada/b.ipynb": as_file(notebook(TOPIC)), f"Ada/c {NAME}": b"{"}
     write(tmp_path, files)
