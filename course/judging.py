@@ -227,7 +227,9 @@ def _held(exercise: Any) -> list[tuple]:
     held = [(exercise, name, vars(exercise)[name], None) for name in ("body", "points", "demands", "stand_in")]
     held.append((comparing, "_TOLERANCES", comparing._TOLERANCES, dict(comparing._TOLERANCES)))
     for owner in (*checks, *classes, *others):
-        for name in dir(owner):  # what a class has inherited, too
+        # what a class has inherited, too, but for the topics' own models: torch.export exchanges things in nn.Module
+        is_model = isinstance(owner, type) and issubclass(owner, torch.nn.Module)
+        for name in list(vars(owner)) if is_model else dir(owner):
             value = getattr_static(owner, name, _NOTHING)
             if callable(value) or isinstance(value, property | staticmethod | classmethod):
                 held.append((owner, name, value, _inside(value)))
