@@ -1,11 +1,12 @@
 # Every line calls `python -m course …`, so nothing here is needed where there is no make.
 # Options go in ARGS:  make run ARGS="15-01 --save"     another Python:  make run PYTHON=python3.12
+# Submissions:  make grade SUBMISSIONS=folder
 # Two targets do more than the command alone: `make data` fetches all (--fetch all), `make lint` runs ruff too (--ruff),
 # as CI and pre-commit do.
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook release data lint mutate new clean
+.PHONY: help setup run test lab workbook release grade data lint mutate new clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -27,6 +28,9 @@ workbook:
 
 release:
 	@$(PYTHON) -m course release $(ARGS)
+
+grade:
+	@$(PYTHON) -m course grade "$(SUBMISSIONS)" $(ARGS)
 
 data:
 	@$(PYTHON) -m course data --fetch all $(ARGS)

@@ -1,15 +1,17 @@
-"""Answers and definitions, taken out of a notebook and run: half of a grader.
+"""Answers and definitions, taken out of a notebook and run.
 
-Tests use them to hold the lesson's own code and no copy of it.
+Tests use them to hold the lesson's own code and no copy of it, `mutate` and `grade` to find and run the exercises.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import linecache
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,54 @@ import cloudpickle
 
 from course.syllabus import SYLLABUS_FILE
 
+CHECK = "check"  # what the setup cells call the topic's checks
+
 _numbers = itertools.count(1)
+
+
+class TargetError(ValueError):
+    """An exercise cannot be tried; the message names the notebook, the cell and what is missing."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer cell: its id and source, and the check, "check.swish", with what it is called with, "Swish"."""
+
+    cell: str
+    source: str
+    check: str
+    argument: str
+
+
+def exercises(path: Path) -> tuple[dict[str, str], list[Answer]]:
+    """The sources of a notebook's code cells by their ids, and its answer cells, both in its order.
+
+    Raises:
+        TargetError: the notebook can't be read, or an answer cell has no check cell that calls `check.NAME(…)`.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
+        trees = {name: ast.parse(source) for name, source in code.items()}
+    except (OSError, ValueError, KeyError, SyntaxError) as error:
+        raise TargetError(f"{path.name} can't be read: {type(error).__name__}: {error}") from None
+    found = []
+    for cell in cells:
+        if cell["id"] in code and cell["metadata"].get("nbgrader", {}).get("solution"):
+            check, argument = _check_call(trees.get(f"{cell['id']}-check"), f"{path.name}, cell '{cell['id']}'")
+            found.append(Answer(cell["id"], code[cell["id"]], check, argument))
+    return code, found
+
+
+def _check_call(tree: ast.Module | None, where: str) -> tuple[str, str]:
+    """The check and its argument, as expressions, from a check cell such as `swish = check.swish(Swish).apply`."""
+    if tree is None:
+        raise TargetError(f"{where} has no check cell (its id must be the answer's with '-check')")
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name)) as check, args=[argument]) if name == CHECK:
+                return ast.unparse(check), ast.unparse(argument)
+    raise TargetError(f"{where}: its check cell has no call {CHECK}.NAME(answer)")
 
 
 def answers(

@@ -10,6 +10,8 @@ import re
 
 BEGIN = "### BEGIN SOLUTION"
 END = "### END SOLUTION"
+BEGIN_HIDDEN = "### BEGIN HIDDEN TESTS"
+END_HIDDEN = "### END HIDDEN TESTS"
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError")
 
 # of a task, without its ###: topic, place, title, points, minutes
@@ -51,24 +53,51 @@ def solution_blocks(source: str) -> list[tuple[int, int]]:
     Raises:
         MarkerError: a marker has no partner or is misspelt (which would leave the solution in).
     """
+    return _blocks(source, BEGIN, END)
+
+
+def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
+    words = begin.removeprefix("### BEGIN ").rstrip("S").replace(" ", r"\W*")
     blocks: list[tuple[int, int]] = []
-    begin: int | None = None
+    start: int | None = None
     for index, line in enumerate(source.split("\n")):
         marker = line.strip()
-        if re.search(r"#\W*(begin|end)\W*solution", line, re.IGNORECASE) and marker not in (BEGIN, END):
-            raise MarkerError(f"line {index + 1}: '{marker}' must be '{BEGIN}' or '{END}', alone on its line")
-        if marker == BEGIN:
-            if begin is not None:
-                raise MarkerError(f"line {index + 1}: {BEGIN} inside the solution that begins in line {begin + 1}")
-            begin = index
-        elif marker == END:
-            if begin is None:
-                raise MarkerError(f"line {index + 1}: {END} without {BEGIN}")
-            blocks.append((begin, index))
-            begin = None
-    if begin is not None:
-        raise MarkerError(f"line {begin + 1}: {BEGIN} without {END}")
+        alike = re.search(rf"#\W*(begin|end)\W*{words}", line, re.IGNORECASE)
+        if alike and marker not in (begin, end):
+            raise MarkerError(f"line {index + 1}: '{marker}' must be '{begin}' or '{end}', alone on its line")
+        if marker == begin:
+            if start is not None:
+                raise MarkerError(f"line {index + 1}: {begin} inside of the block that begins in line {start + 1}")
+            start = index
+        elif marker == end:
+            if start is None:
+                raise MarkerError(f"line {index + 1}: {end} without {begin}")
+            blocks.append((start, index))
+            start = None
+    if start is not None:
+        raise MarkerError(f"line {start + 1}: {begin} without {end}")
     return blocks
+
+
+def hidden_tests(source: str) -> str:
+    """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does.
+
+    Graders run it after the check of an answer that passed, and an exception in it means no points. Students don't get
+    it.
+    Raises MarkerError as `solution_blocks` does.
+    """
+    lines = source.split("\n")
+    found = [lines[begin + 1 : end] for begin, end in _blocks(source, BEGIN_HIDDEN, END_HIDDEN)]
+    return "\n".join("\n".join(block) for block in found)
+
+
+def without_hidden_tests(source: str) -> str:
+    """The cell without its hidden tests and their markers. Raises MarkerError as `solution_blocks` does."""
+    lines = source.split("\n")
+    blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
+    for begin, end in reversed(blocks):
+        del lines[begin : end + 1]
+    return "\n".join(lines).rstrip("\n") if blocks else source
 
 
 def student_source(source: str) -> str:

@@ -1,9 +1,12 @@
-"""Starting other programs: their share of the cores, and their exit status."""
+"""Starting other programs: their share of the cores, their exit status, and being asked to end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
 
 from course.environment import ROOT, end_of
 
@@ -23,3 +26,19 @@ def share_of_cores(at_once: int) -> dict[str, str]:
 def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
     """Run a program in the foreground; Ctrl-C is for it to handle."""
     return end_of(subprocess.Popen(arguments, cwd=ROOT, env=env))
+
+
+@contextlib.contextmanager
+def asked_to_end() -> Iterator[None]:
+    """SIGTERM, a polite end asked for from outside, is treated like Ctrl-C: what was started is ended.
+
+    And so is SIGINT where it was ignored, as a script's shell does for what it runs beside itself.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not from Python

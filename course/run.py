@@ -17,10 +17,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from course import syllabus
 from course.environment import ROOT
 from course.execution import Failure, NotebookError, Progress, execute, read_notebook, write_notebook
 from course.files import NotWritableError, require_writable
-from course.processes import share_of_cores
+from course.processes import asked_to_end, share_of_cores
 from course.selection import Selected, SelectionError, select
 from course.settings import SettingError, check_settings
 
@@ -103,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     start = time.monotonic()
     interrupted = False
-    with _asked_to_end(), _Display(jobs, console) as display:
+    with asked_to_end(), _Display(jobs, console) as display:
         try:
             options = {"timeout": args.timeout, "rehearse": args.rehearse}
             asyncio.run(run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, **options))
@@ -122,22 +121,6 @@ def main(args: argparse.Namespace) -> int:
         console.print("There was nothing to run.", style="yellow")
         return 1
     return 0
-
-
-@contextlib.contextmanager
-def _asked_to_end() -> Iterator[None]:
-    """SIGTERM, a polite end asked for from outside, is treated like Ctrl-C: kernels ended, table shown.
-
-    And so is SIGINT where it was ignored, as a script's shell does for what it runs beside itself.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: not from Python
 
 
 def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> list[Job]:

@@ -19,7 +19,17 @@ from nbformat import NotebookNode
 from course import start_page, syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.exercise_form import BEGIN, END, MarkerError, solution_blocks, student_source
+from course.exercise_form import (
+    BEGIN,
+    BEGIN_HIDDEN,
+    END,
+    END_HIDDEN,
+    MarkerError,
+    hidden_tests,
+    solution_blocks,
+    student_source,
+    without_hidden_tests,
+)
 from course.files import NotWritableError, require_writable
 from course.renewing import EARLIER, Written, write_edition
 from course.selection import Selected, SelectionError, select
@@ -41,9 +51,11 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
     """A copy of a notebook in which every solution is a stub; the notebook itself isn't changed.
 
     Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. Stored
-    outputs are removed: many answer the question above them. All else stays as it is. Raises EditionError for markers
-    that don't pair, an answer cell without a solution, a solution outside an answer cell, a stub that would raise as
-    soon as the cell runs (it must be inside a function), and a cell without an id.
+    outputs are removed: many answer the question above them. So are hidden tests. All else stays as it is.
+
+    Raises EditionError for markers that don't pair, an answer cell without a solution, a solution outside an answer
+    cell, hidden tests outside a check cell, a stub that would raise as soon as the cell runs (it must be inside a
+    function), and a cell without an id.
     """
     edition = copy.deepcopy(notebook)
     edition.metadata.pop("widgets", None)
@@ -75,8 +87,8 @@ def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
 
 def _hide_solution(cell: NotebookNode) -> None:
     if cell.cell_type != "code":
-        if any(line.strip() in (BEGIN, END) for line in cell.source.split("\n")):
-            raise EditionError("a solution marker in a cell that isn't code")
+        if any(line.strip() in (BEGIN, END, BEGIN_HIDDEN, END_HIDDEN) for line in cell.source.split("\n")):
+            raise EditionError("a marker of solutions or hidden tests in a cell that isn't code")
         return
     nbgrader = cell.metadata.get("nbgrader", {})
     blocks = solution_blocks(cell.source)
@@ -84,7 +96,10 @@ def _hide_solution(cell: NotebookNode) -> None:
         raise EditionError("a solution, but the cell's nbgrader metadata doesn't say \"solution\": true")
     if nbgrader.get("solution") and not blocks:
         raise EditionError(f"an answer cell without {BEGIN}")
+    if hidden_tests(cell.source) and not nbgrader.get("grade"):
+        raise EditionError("hidden tests, but the cell's nbgrader metadata doesn't say \"grade\": true")
     cell.outputs, cell.execution_count = [], None
+    cell.source = without_hidden_tests(cell.source)
     if blocks:
         cell.source = student_source(cell.source)
 

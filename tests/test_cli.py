@@ -245,7 +245,7 @@ def test_what_clean_cannot_remove_is_named(monkeypatch, tmp_path, capsys):
 def test_every_make_target_is_one_call_of_course():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in cli.COMMANDS:
-        line = rf"^{command}:\n\t@\$\(PYTHON\) -m course {command}( --\w+( all)?)? \$\(ARGS\)$"
+        line = rf"^{command}:\n\t@\$\(PYTHON\) -m course {command}( --\w+( all)?| .\$\(SUBMISSIONS\).)? \$\(ARGS\)$"
         assert re.search(line, makefile, re.MULTILINE), command
     runner = ROOT / ".ci" / "run"
     assert "make test" in runner.read_text(encoding="utf-8")

@@ -351,7 +351,7 @@ def double(x):
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process takes for itself")
 def test_an_answer_that_takes_all_memory_is_caught():
-    answer = f"def double(x):\n    return len(bytearray({2 * mutant_trials.MEMORY})) and 2 * x"
+    answer = f"def double(x):\n    return len(bytearray({2 * mutant_trials.LIMITS.memory})) and 2 * x"
     assert try_answer(target_of(), answer, limit=60).status == "failed"
 
 

@@ -1,4 +1,7 @@
-"""nbgrader on the course's own 15-03: untouched it earns nothing, solved all, and half-solved its part."""
+"""nbgrader on the course's own 15-03: untouched it earns nothing, solved all, and half-solved its part.
+
+`generate_assignment` leaves solutions and hidden tests out, `generate_feedback` has a page for each student.
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ from course.environment import ROOT
 pytest.importorskip("nbgrader")
 
 (SOURCE,) = ROOT.glob("module*/15-03_*.ipynb")
+HIDDEN = "assert 4711"
 CONFIG = """\
 c = get_config()
 c.CourseDirectory.root = "."
@@ -50,9 +54,15 @@ def test_nothing_earns_nothing_all_earns_all_and_a_part_its_part(tmp_path, monke
 
     source = tmp_path / "source" / "ps" / SOURCE.name
     source.parent.mkdir(parents=True)
-    source.write_bytes(SOURCE.read_bytes())
+    lesson = json.loads(SOURCE.read_text(encoding="utf-8"))
+    (check,) = [cell for cell in lesson["cells"] if cell["id"] == "ex-lazy-check"]
+    check["source"] = "".join(check["source"]) + f"\n### BEGIN HIDDEN TESTS\n{HIDDEN}\n### END HIDDEN TESTS"
+    source.write_text(json.dumps(lesson), encoding="utf-8")
     (tmp_path / "nbgrader_config.py").write_text(CONFIG)
     nbgrader(tmp_path, "generate_assignment", "ps")
+    released = (tmp_path / "release" / "ps" / SOURCE.name).read_text(encoding="utf-8")
+    assert "4711" not in released
+    assert exercise_form.BEGIN not in released
     cells = {cell["id"]: "".join(cell["source"]) for cell in json.loads(SOURCE.read_text(encoding="utf-8"))["cells"]}
     solved = {name: text for name, text in cells.items() if exercise_form.BEGIN in text}
     # two right answers, and one whose rows lack nothing but the shapes of dictionaries
@@ -75,3 +85,7 @@ def test_nothing_earns_nothing_all_earns_all_and_a_part_its_part(tmp_path, monke
     assert (half["ex-groups-check"], half["ex-lazy-check"]) == (20, 20)
     assert (half["ex-registration-check"], half["ex-surgery-check"]) == (0, 0)
     assert 10 <= half["ex-summary-check"] < 20
+    nbgrader(tmp_path, "generate_feedback", "ps")
+    for student in scores:
+        page = (tmp_path / "feedback" / student / "ps" / SOURCE.name).with_suffix(".html").read_text(encoding="utf-8")
+        assert f"(Score: {round(float(sum(scores[student].values())), 2)} / 100.0)" in page

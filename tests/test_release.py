@@ -159,6 +159,25 @@ def test_no_line_of_a_solution_is_in_the_students_bundle(bundle):
     assert {(topic, line) for topic, line in lines if line in text}
 
 
+def test_no_hidden_test_is_in_the_students_bundle(monkeypatch):
+    hidden = 0
+
+    def with_hidden_tests(path):
+        nonlocal hidden
+        notebook, *rest = read_notebook(path)
+        for cell in notebook.cells:
+            if cell.metadata.get("nbgrader", {}).get("grade"):
+                cell.source += "\n### BEGIN HIDDEN TESTS\nassert answer == 4711\n### END HIDDEN TESTS"
+                hidden += 1
+        return notebook, *rest
+
+    monkeypatch.setattr(release, "read_notebook", with_hidden_tests)
+    text = everything(release.student_bundle(ROOT, COMMIT, BOOK))
+    assert hidden >= 40
+    assert "HIDDEN TESTS" not in text
+    assert "answer == 4711" not in text
+
+
 def test_the_wheel_has_shared_and_nothing_else(in_wheel):
     tops = {path.split("/")[0] for path in in_wheel}
     (info,) = (top for top in tops if top != "shared")

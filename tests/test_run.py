@@ -41,7 +41,7 @@ def run_files(paths, output, monkeypatch, **options):
     """Run `main` in this process; returns (exit status, what it printed)."""
     printed = io.StringIO()
     monkeypatch.setattr(run, "_console", lambda: Console(file=printed, width=140, highlight=False))
-    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     args = {"jobs": 2, "save": False, "rehearse": False, "timeout": 60.0, "data": None, **options}
     parsed = run.argparse.Namespace(notebooks=[str(path) for path in paths], output=output, **args)
     return run.main(parsed), printed.getvalue()

@@ -6,6 +6,7 @@ And what it runs with: requirements, CI's versions.
 import argparse
 import ast
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -524,3 +525,15 @@ def test_ci_takes_nothing_for_passed():
     (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
     calls = re.findall(r"make test|\.ci/run", workflow.read_text())
     assert calls == [".ci/run"] * 2, "one place says how CI tests"
+
+
+def test_the_image_is_made_of_the_one_list_of_packages():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (install,) = re.findall(r"pip install (.*?)&&", dockerfile, re.DOTALL)
+    assert "-r requirements-dev.txt -c constraints.txt" in install
+    names = {Requirement(line).name for line in environment.requirements(ROOT)}
+    assert not names & set(re.findall(r"[\w-]+", install)), "a second list"
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert f"WORKDIR {container['workspaceFolder']}" in dockerfile
+    assert f"USER {container['remoteUser']}" in dockerfile

@@ -158,6 +158,25 @@ def test_a_solution_outside_an_answer_cell_is_refused():
         student_edition(notebook)
 
 
+def test_hidden_tests_are_not_handed_out():
+    hidden = "### BEGIN HIDDEN TESTS\nassert Swish(1) == 1\n### END HIDDEN TESTS"
+    notebook = lesson()
+    notebook.cells[3].source = f"check(Swish)\n{hidden}\nprint(1)\n\n{hidden}"
+    assert student_edition(notebook).cells[3].source == "check(Swish)\nprint(1)"
+    for source, phrase in (
+        ("### BEGIN HIDDEN TESTS", "without ### END"),
+        ("# BEGIN HIDDEN TEST\n1", "must be '### BEGIN HIDDEN TESTS'"),
+    ):
+        notebook.cells[3].source = source
+        with pytest.raises(EditionError, match=phrase):
+            student_edition(notebook)
+    for place in (0, 1):  # where nbgrader would leave them in
+        notebook = lesson()
+        notebook.cells[place].source = hidden
+        with pytest.raises(EditionError, match="hidden tests"):
+            student_edition(notebook)
+
+
 def test_a_cell_without_an_id_is_refused():
     notebook = lesson()
     del notebook.cells[1]["id"]

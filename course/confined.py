@@ -1,0 +1,430 @@
+"""Run code that nobody vouches for: in a process of its own, within limits, and end all that it has started.
+
+    def work(link, x):                          # a function of a module
+        say(link, [x, 2 * x])                   # anything that JSON knows
+
+    with Confined(work, (21,), Limits()) as process:
+        process.hear(10)                        # [21, 42], or Stopped says why there is no answer
+
+On Linux processes are forked from a server that has imported PyTorch and never ran anything, elsewhere made anew, which
+takes seconds. The code gets a folder that is removed, and what it prints goes nowhere. Where Linux allows it, a process
+is sealed: it can write nowhere else, reaches no network, and sees no process but its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import itertools
+import json
+import multiprocessing as mp
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from course.environment import ROOT
+
+LINUX = sys.platform == "linux"
+START_SECONDS = 180  # for a process to exist and to say its first word
+LOOK_SECONDS = 0.1  # between two looks at what it holds and has started
+NOT_SEALED = "not sealed"
+MESSAGE = 2_000_000  # bytes; nothing longer is listened to
+
+_STARTING = threading.Lock()
+_numbers = itertools.count()
+
+
+class Stopped(Exception):
+    """There is no answer; the message says why, as a part of a sentence about the code ("it took more than 5 s")."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the code may take.
+
+    Attributes:
+        memory: bytes, of each process, and of all together above what PyTorch takes.
+        processes: how many there may be at a time. Where the kernel counts, it allows four threads for each.
+        file_size: bytes of a file; if the process is sealed, of all files.
+        open_files: of each process.
+    """
+
+    memory: int = 4 * 2**30
+    processes: int = 32
+    file_size: int = 2**29
+    open_files: int = 1024
+
+
+def say(link: Connection, message: Any) -> None:
+    """Send something that JSON knows from the process to the one that started it."""
+    link.send_bytes(json.dumps(message).encode())
+
+
+def prepare(sources: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Let the processes that follow start with what these sources import; no effect where they can't be forked.
+
+    Not a topic's checks: should they fail while they are being worked on, each process says so and the server lives.
+    also: names of more modules.
+    """
+    # the optimizers import torch._dynamo at first use, which takes 2 s
+    modules = {"course.confined", "shared.checks.exercise", "torch._dynamo"}
+    for source in sources:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    modules = {name for name in modules if not name.startswith("shared.checks.topic")} | set(also)
+    if LINUX:
+        mp.get_context("forkserver").set_forkserver_preload(sorted(modules))
+
+
+class Confined:
+    """A process that runs a function; used as a context manager, at whose end nothing of it is left."""
+
+    def __init__(
+        self,
+        work: Callable[..., None],
+        arguments: tuple,
+        limits: Limits,
+        *,
+        is_sealed: bool = False,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """
+        Args:
+            work: function of a module; called with a connection to `say` something through, and the arguments.
+            arguments: of `work`, such as can be pickled.
+            limits: what it may take.
+            is_sealed: see above; `can_seal` says whether that is possible.
+            stop: when it is set, `hear` raises Stopped.
+        """
+        self._work, self._arguments, self._limits = work, arguments, limits
+        self._is_sealed, self._stop = is_sealed, stop
+        self._base = 0
+
+    def __enter__(self) -> Confined:
+        """Start it. Raises OSError if no process can be started."""
+        context = mp.get_context("forkserver" if LINUX else "spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="confined-", ignore_cleanup_errors=True)
+        self._group = _control_group(self._limits.processes) if LINUX else None
+        self._link, theirs = context.Pipe()
+        hidden = [multiprocessing.util.get_temp_dir()] if LINUX else []  # who reaches the server can leave all limits
+        arguments = (self._work, self._arguments, self._limits, self._folder.name, hidden if self._is_sealed else None)
+        self._process = context.Process(target=_enter, args=(*arguments, self._group, theirs))
+        try:
+            with _STARTING:
+                self._process.start()
+        except BaseException as error:
+            self._clear_away()
+            if not isinstance(error, EOFError | OSError):
+                raise
+            raise OSError(f"no process can be started ({type(error).__name__}: {error})") from None
+        finally:
+            theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        self._process.join(60)  # close() raises if it is still there
+        self._process.close()
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        self._link.close()
+        self._folder.cleanup()
+        end = time.monotonic() + 20  # the kernel takes a moment to let go of what was killed
+        while self._group is not None and self._group.is_dir() and time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                self._group.rmdir()
+                break
+            time.sleep(0.01)
+
+    def hear(self, seconds: float) -> Any:
+        """What the process says next.
+
+        Raises:
+            Stopped: it said nothing in so many seconds, died, took more than it may, or sent no JSON.
+            OSError: it could not be sealed, so nothing was run.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            ready = wait([self._link, self._process.sentinel], max(0, min(left, LOOK_SECONDS)))
+            if self._link in ready or (ready and self._link.poll()):
+                return self._receive(max(left, 1.0))
+            if ready:
+                raise Stopped(self._fate())
+            if self._stop is not None and self._stop.is_set():
+                raise Stopped("it was interrupted")
+            if left <= 0:
+                raise Stopped(f"it took more than {seconds:g} s")
+            self._look()
+
+    def _receive(self, seconds: float) -> Any:
+        # the announcement of a message that never comes would hold us for ever
+        watch = threading.Timer(seconds, self._kill)
+        watch.start()
+        try:
+            message = json.loads(self._link.recv_bytes(MESSAGE))
+        except EOFError:
+            raise Stopped(self._fate()) from None
+        except (OSError, ValueError, RecursionError):
+            raise Stopped("it sent what is no result") from None
+        finally:
+            watch.cancel()
+        # what each process is born with is no memory that the code has taken; who forks later is born with it, too
+        self._base = self._base or max(map(_memory, self._family()), default=0)
+        if isinstance(message, dict) and NOT_SEALED in message:
+            raise OSError(f"a process can't be sealed: {message[NOT_SEALED]}")
+        return message
+
+    def _fate(self) -> str:
+        """How it died."""
+        self._process.join(5)
+        status = self._process.exitcode
+        if not status:
+            return "its process ended before there was a result"
+        number = -status if status < 0 else status - 128
+        if number > 0:
+            with contextlib.suppress(ValueError):
+                return f"its process was ended by {signal.Signals(number).name}"
+        return f"its process ended with exit status {status}"
+
+    def _look(self) -> None:
+        """Raise Stopped if it has started too much, or all together hold too much."""
+        family = self._family()
+        # on Linux a process or two do nothing but wait
+        if len(family) > self._limits.processes + 2:
+            raise Stopped(f"it had started more than {self._limits.processes} processes")
+        base = self._base or max(map(_memory, family[:1]), default=0)
+        if sum(max(0, _memory(one) - base) for one in family) > self._limits.memory:
+            raise Stopped(f"it took more than {self._limits.memory / 2**30:g} GiB of memory")
+
+    def _family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self._process.pid)
+            return [first, *first.children(recursive=True)]
+        return []
+
+    def _kill(self) -> None:
+        """End it with all that it has started."""
+        if not self._is_sealed:  # else the kernel ends the rest
+            # groups first, which are killed in one go, while processes may multiply faster than they are listed
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(self._process.pid).children():
+                    _kill_group(child.pid)
+            end_family(self._process.pid)
+        _kill_group(self._process.pid)
+        self._process.kill()
+
+
+def _memory(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_family(pid: int) -> None:
+    """Kill what a process has started, also what is started meanwhile; it itself stays."""
+    end = time.monotonic() + 30
+    with contextlib.suppress(psutil.Error):
+        first = psutil.Process(pid)
+        while (family := first.children(recursive=True)) and time.monotonic() < end:
+            for member in family:
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
+            if all(map(_has_ended, family)):
+                return
+            time.sleep(0.002)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@functools.cache
+def can_seal() -> str:
+    """Why processes can't be sealed here; nothing if they can. The first call starts the server."""
+    if not LINUX:
+        return f"{sys.platform} has no namespaces"
+    try:
+        with Confined(_try_seal, (str(ROOT),), Limits(), is_sealed=True) as process:
+            return process.hear(START_SECONDS)
+    except (Stopped, OSError) as error:
+        return str(error)
+
+
+def _try_seal(link: Connection, root: str) -> None:
+    import shared.checks.exercise  # noqa: F401 - is all that is needed readable in there?
+
+    try:
+        tempfile.TemporaryFile(dir=root).close()
+    except OSError:
+        say(link, "" if os.listdir(root) else f"{root} is empty in there")
+    else:
+        say(link, f"{root} stays writable")
+
+
+# ---------------------------------------------------------------- how many processes
+
+
+def _control_group(processes: int) -> Path | None:
+    """A control group whose members can't be more than so many; None where this user can't make one.
+
+    It is what holds root, whom the kernel's other limit, RLIMIT_NPROC, doesn't bind.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            if controllers not in ("pids", ""):  # of version 1, and of version 2
+                continue
+            above = Path("/sys/fs/cgroup", controllers, place.lstrip("/"))
+            group = above / f"course-{os.getpid()}-{next(_numbers)}"
+            with contextlib.suppress(OSError):
+                _remove_forgotten(above)
+                group.mkdir()
+                try:
+                    (group / "pids.max").write_text(str(4 * processes))
+                    return group
+                except OSError:
+                    group.rmdir()
+    return None
+
+
+def _remove_forgotten(above: Path) -> None:
+    """Remove the groups of those who were killed before they could."""
+    for group in above.glob("course-*-*"):
+        if not psutil.pid_exists(int(group.name.split("-")[1])):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
+# ---------------------------------------------------------------- in the new process
+
+
+def _enter(
+    work: Callable[..., None],
+    arguments: tuple,
+    limits: Limits,
+    folder: str,
+    hidden: list[str] | None,
+    group: Path | None,
+    link: Connection,
+) -> NoReturn:
+    """Go through the doors and run the function. Where nothing is sealed, `hidden` is None.
+
+    On Linux this process only waits for its child, takes in orphans, and ends them all when the child has ended.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()
+    if LINUX:
+        from course import namespaces
+
+        _close_all_but(link)
+        namespaces.die_with_parent()
+        namespaces.adopt_orphans()
+        try:
+            if group is not None:
+                (group / "cgroup.procs").write_text("0")
+            if hidden is not None:
+                namespaces.enter()
+            _go_on_in_child(link)
+            if hidden is not None:
+                namespaces.close_off(folder, hidden, limits.file_size)
+                _go_on_in_child(link)
+                namespaces.drop_powers()
+        except OSError as error:
+            say(link, {NOT_SEALED: f"{error.filename}: {error.strerror}"})
+            os._exit(1)
+    _settle(folder, limits, is_sealed=hidden is not None)
+    work(link, *arguments)
+    link.close()
+    os._exit(0)  # a thread that was left must not hold the process
+
+
+def _close_all_but(link: Connection) -> None:
+    """Close the ends of multiprocessing's own pipes: one word into them ends the server, and others' processes."""
+    os.closerange(3, link.fileno())
+    os.closerange(link.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None  # whoever needs one starts one
+
+
+def _go_on_in_child(link: Connection) -> None:
+    """Return in a new child; here, wait for it, and end with its status and all that it has left."""
+    from course import namespaces
+
+    child = os.fork()
+    if child == 0:
+        namespaces.die_with_parent()
+        os.setsid()  # a group of its own, which is killed in one go
+        return
+    link.close()
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            break
+    if os.getpid() != 1:  # what the first process of a tree leaves is ended by the kernel
+        end_family(os.getpid())
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _settle(folder: str, limits: Limits, is_sealed: bool) -> None:
+    """What is printed goes nowhere, what is written into a folder that is removed; the rest has its limits."""
+    os.chdir(folder)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        values = {
+            resource.RLIMIT_DATA: limits.memory,
+            resource.RLIMIT_FSIZE: limits.file_size,
+            resource.RLIMIT_NOFILE: limits.open_files,
+            resource.RLIMIT_CORE: 0,
+        }
+        if is_sealed:  # else it would count what the same user runs elsewhere, too
+            values[resource.RLIMIT_NPROC] = 4 * limits.processes
+        for kind, value in values.items():
+            with contextlib.suppress(ValueError, OSError):  # a lower limit is set already
+                resource.setrlimit(kind, (value, value))
+    tempfile.tempdir = folder
+    os.environ |= dict.fromkeys(("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+    # the same verdict on every machine
+    os.environ |= {"COURSE_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "COURSE_DATA": "sample", "MPLBACKEND": "agg"}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    import torch
+
+    torch.set_num_threads(1)
+    if LINUX:
+        # Ranks that a check starts are forked from here, where all is imported and nothing ever ran on two threads: a
+        # fork server for them, new in each process, would take 3 s each time.
+        fork = mp.get_context("fork")
+        mp.get_context = lambda method=None: fork
+        # Ranks forked from one process hold the ends of each other's links, so they would not see that it is gone.
+        from course import namespaces
+
+        os.register_at_fork(after_in_child=namespaces.die_with_parent)

@@ -1,0 +1,115 @@
+"""Grading where another program has the say: a Dask cluster whose worker dies, and Gradescope's container."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+
+import pytest
+from handed_in import as_file, notebook, solutions
+
+from course import gradescope
+from course.__main__ import run_command
+from course.skeleton import editions, skeleton
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+TOPIC, CELL, NUMBER = "15-07", "ex-fixed", "15-07.3"
+NAME = editions()[TOPIC].name
+RIGHT = solutions(TOPIC)[CELL]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Dask cluster of two worker processes on this machine."""
+    distributed = pytest.importorskip("distributed", reason="Dask isn't installed (requirements-dev.txt)")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+    ) as made:
+        yield made
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_dask_worker_that_is_killed_loses_no_grade_and_gives_none_twice(cluster, tmp_path, capsys):
+    students = [f"student {number}" for number in range(6)]
+    for number, student in enumerate(students):
+        (tmp_path / "in" / student).mkdir(parents=True)
+        wrong = "" if number % 2 else "\nfixed_bytes = lambda model, optimizer: None"
+        answer = f"{RIGHT}{wrong}\nimport time\ntime.sleep(1 + {number} / 100)"
+        (tmp_path / "in" / student / NAME).write_bytes(as_file(notebook(TOPIC, {CELL: answer})))
+    killed = []
+
+    def kill_one():
+        while not list(tmp_path.glob("grades/.graded/*.json")):
+            time.sleep(0.05)
+        killed.append(next(iter(cluster.workers.values())).process.process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    watch = threading.Thread(target=kill_one, daemon=True)
+    watch.start()
+    status = run_command("grade", [str(tmp_path / "in"), "--dask", cluster.scheduler_address, "--seed", "5"])
+    watch.join(60)
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert killed
+    assert all(said.count(f"{student}, {TOPIC}") == 1 for student in students)
+    with open(tmp_path / "grades" / "grades.csv", encoding="utf-8-sig", newline="") as file:
+        points = [(row["student"], row["points"]) for row in csv.DictReader(file) if row["exercise"] == NUMBER]
+    assert points == [(student, "15" if number % 2 else "0") for number, student in enumerate(students)]
+
+
+def test_a_dask_scheduler_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("distributed", reason="Dask isn't installed (requirements-dev.txt)")
+    monkeypatch.setattr("course.grade.DASK_SECONDS", 1)
+    (tmp_path / "in" / "Ada").mkdir(parents=True)
+    assert run_command("grade", [str(tmp_path / "in"), "--dask", "tcp://127.0.0.1:9"]) == 2
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in " ".join(capsys.readouterr().out.split())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Gradescope
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Gradescope's containers are Linux")
+def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
+    assert "Upload it at Gradescope" in gradescope.write(TOPIC, tmp_path)
+    root = tmp_path / "autograder"
+    with zipfile.ZipFile(tmp_path / f"gradescope-{TOPIC}.zip") as archive:
+        archive.extractall(root / "source")
+    assert [path.name for path in root.glob("source/module*/*.ipynb")] == [NAME]
+    subprocess.run(["bash", "-n", root / "source" / "setup.sh"], check=True, timeout=60)
+    (root / "submission").mkdir()
+    (root / "submission" / "my own name.ipynb").write_bytes(as_file(notebook(TOPIC, {CELL: RIGHT})))
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"AUTOGRADER_ROOT": str(root), "COURSE_PYTHON": sys.executable}
+    run = ["bash", root / "source" / "run_autograder"]
+    said = subprocess.run(run, cwd="/", env=env, timeout=300, check=False, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
+    document = json.loads((root / "results" / "results.json").read_text(encoding="utf-8"))
+    assert document["score"] == 15
+    assert [test["number"] for test in document["tests"]] == [task.number for task in skeleton(TOPIC).tasks]
+    assert [test["score"] for test in document["tests"]] == [
+        15 if t["number"] == NUMBER else 0 for t in document["tests"]
+    ]
+    assert sum(test["max_score"] for test in document["tests"]) == 100
+    assert {test["status"] for test in document["tests"]} == {"passed", "failed"}
+
+
+def test_gradescope_is_told_what_was_wrong_with_the_files(tmp_path):
+    assert "There is no notebook" in gradescope.results(tmp_path, TOPIC)["output"]
+    (tmp_path / "x.ipynb").write_text("{")
+    found = gradescope.results(tmp_path, TOPIC)
+    assert found["score"] == 0
+    assert "x.ipynb: it isn't JSON" in found["output"]
+    assert f"Hand in your notebook of {TOPIC}" in found["output"]
+
+
+def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):
+    assert run_command("grade", ["--gradescope", "15-77", "--output", str(tmp_path)]) == 1
+    assert "there is no notebook of topic 15-77" in " ".join(capsys.readouterr().out.split())
+    assert "setup" in gradescope.SETUP
