@@ -86,7 +86,7 @@ class _Idle:
         return iter([self.loss])
 
 
-def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 30) -> dict[str, float]:
+def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 100) -> dict[str, float]:
     """Microseconds of a loop's own work in a step: the model, the loss and the optimizer do nothing.
 
     Called as in `step_costs`. The ways in turns, fits of 10 and of 510 steps; the difference of the shortest times.
