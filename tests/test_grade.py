@@ -293,26 +293,7 @@ def test_no_cell_is_a_formula_and_no_text_is_markup(batch):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# all topics
-
-
-def test_right_answers_get_all_points_and_none_get_none(tmp_path, request):
-    topics = list(editions()) if request.config.getoption("--all-topics") else ["15-03", "15-07", "15-09"]
-    for topic in topics:
-        for student, answers in (("right", solutions(topic)), ("untouched", {})):
-            (tmp_path / "in" / student).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "in" / student / editions()[topic].name).write_bytes(as_file(notebook(topic, answers)))
-    said = course_grade(tmp_path / "in", "--output", tmp_path / "out", "--jobs", 2, "--timeout", 120)
-    assert said.returncode == 0, said.stdout + said.stderr
-    rows = rows_of(tmp_path / "out")
-    wrong = [row for row in rows["right"].values() if row["points"] != row["of"]]
-    assert wrong == []
-    assert len(rows["right"]) == len(rows["untouched"]) == sum(len(skeleton(topic).tasks) for topic in topics)
-    assert {row["status"] for row in rows["untouched"].values()} == {"not attempted"}
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# again, and interrupted
+# right answers, again, and interrupted
 
 
 def hand_in(folder, **answers):
@@ -330,6 +311,21 @@ def here(capsys):
         return status, capsys.readouterr().out
 
     return run
+
+
+def test_right_answers_get_all_points_and_none_get_none(tmp_path, request, here):
+    topics = list(editions()) if request.config.getoption("--all-topics") else ["15-03", "15-07", "15-09"]
+    for topic in topics:
+        for student, answers in (("right", solutions(topic)), ("untouched", {})):
+            (tmp_path / "in" / student).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "in" / student / editions()[topic].name).write_bytes(as_file(notebook(topic, answers)))
+    status, said = here(tmp_path / "in", "--output", tmp_path / "out", "--jobs", 2, "--timeout", 120)
+    assert status == 0, said
+    rows = rows_of(tmp_path / "out")
+    wrong = [row for row in rows["right"].values() if row["points"] != row["of"]]
+    assert wrong == []
+    assert len(rows["right"]) == len(rows["untouched"]) == sum(len(skeleton(topic).tasks) for topic in topics)
+    assert {row["status"] for row in rows["untouched"].values()} == {"not attempted"}
 
 
 def test_what_was_graded_is_kept_and_what_has_changed_is_graded_anew(tmp_path, here):
