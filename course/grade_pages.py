@@ -157,7 +157,14 @@ def _to_look_at(outcomes: list[Outcome], unread: list[HandedIn]) -> list[str]:
     if not rows:
         return []
     lines = ["<tr>" + "".join(f"<td>{escape(text)}" for text in row) + "</tr>" for row in rows]
-    return ["<h2>To look at</h2>", "<table><tr><th>student<th>where<th>status<th>reason</tr>", *lines, "</table>"]
+    advice = "Ask for a file that can't be read once more. Read what was stopped or refused yourself."
+    return [
+        "<h2>To look at</h2>",
+        f"<p>{advice}</p>",
+        "<table><tr><th>student<th>where<th>status<th>reason</tr>",
+        *lines,
+        "</table>",
+    ]
 
 
 def _page(title: str, body: str) -> str:
