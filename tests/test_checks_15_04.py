@@ -97,7 +97,7 @@ WRONG_SMOOTHING = {
     "weights in the first term only": (smoothing((_SPREAD, "losses.mean(dim=1)")), "class weights"),
     "no weights in the mean": (smoothing((_OWN_SUM, "kept.sum()")), "class weights[\\s\\S]*mean count"),
     "normalised weights": (
-        smoothing(("weight.to(wide.dtype)", "weight.to(wide.dtype) / weight.mean()")),
+        smoothing(("    own_weight =", "    weight = weight / weight.mean()\n    own_weight =")),
         "class weights",
     ),
     "ignored counts in the mean": (
@@ -230,7 +230,7 @@ WRONG_NTXENT = {
         ),
         "10,000, temperature",
     ),
-    "broadcasts": (ntxent(("first.shape != second.shape or", "first.shape[1:] != second.shape[1:] or")), "ValueError"),
+    "broadcasts": (ntxent(("first.shape != second.shape", "first.shape[1:] != second.shape[1:]")), "ValueError"),
 }
 
 
