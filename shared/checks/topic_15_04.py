@@ -89,7 +89,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     same = partial(samples, trial, answer, _smoothed)
     shapes = [(5, 7), (6, 2), (1, 3), (6, 1), (3, 5, 6), (2, 4, 3, 2)]
     hows = ("none", "sum", "mean")
-    hint = "along which dimension are the classes? which shape has a loss?"
+    hint = "which dimension has the classes? which shape and dtype has a loss?"
     with trial.group("reductions none, sum and mean", hint=hint, see=1):
         for shape in shapes:
             for epsilon in (0.0, 0.3, 1.0):
@@ -172,7 +172,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     ]
     axis = torch.eye(3, dtype=torch.float64)[:1]
     pairs.append(("opposite views", axis, -axis, 0.01))
-    with trial.group("the mean over all views of both sides", hint="who is in the denominator, and who isn't?", see=1):
+    with trial.group("the mean over all views of both sides", hint="who is in the denominator, in which dtype?", see=1):
         same([Sample(*pair) for pair in pairs])
     with trial.group("the lengths of the rows don't matter", hint="which similarity do the rows have?"):
         for case, first, second, temperature in pairs[1::2]:
