@@ -122,7 +122,14 @@ def contrast_by_channel(images):
     return torch.where(flat, 0.0, torch.where(flat, 1.0, contrast_variance(images)).sqrt())
 
 
+def contrast_offset(images):
+    """Something is added behind the root."""
+    c = contrast_by_rows(images)
+    return torch.where(c > 0, c + 0.01, c)
+
+
 WRONG_CONTRAST = {
+    "added behind the root": (contrast_offset, "the value is that of the formula"),
     "the script's": (contrast_plain, "gradient 0"),
     "where behind the root": (contrast_where, "gradient 0[\\s\\S]*Hint 1"),
     "divided by n - 1": (contrast_unbiased, "the value is that of the formula"),
@@ -430,6 +437,10 @@ WRONG_GROWTH = {
             ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
         ),
         "record_7: no output is alive",
+    ),
+    "in evaluation mode": (
+        growth(("        with torch.no_grad():\n", "        model.eval()\n        with torch.no_grad():\n")),
+        "record_7: the modes stay",
     ),
     "in training mode afterwards": (
         growth((_FINALLY, _FINALLY + "        model.train()\n")),
