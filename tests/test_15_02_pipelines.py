@@ -21,7 +21,7 @@ from course.answers import definitions
 
 CELLS = """
     shuffled in-batches collate mini-loader extra-draws data row-sequences ex-pad pack-collate row-gru padding-waste
-    ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory draws
+    ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory draws different-draws
     draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream decode shared-epoch
     shuffle-buffer traced-peak resumable-stream placed ex-resume counted-sampler jittered whole-batches
     jittered-batches

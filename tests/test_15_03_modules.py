@@ -15,8 +15,8 @@ from course.answers import answers, definitions
 
 CELLS = """
     mini-module mini-module-list split-vit two-vits rename rule report apply-rule remap split-to-fused stems moves
-    tied-net exit-net exit-route residual gate flops-of assert-partition norms replace-modules weight-norm lazy-scale
-    norm-linear
+    tied-net exit-net exit-route residual gate gate-loss flops-of assert-partition norms successor replace-modules
+    weight-norm lazy-scale norm-linear
 """
 
 
@@ -283,6 +283,8 @@ class TestRemap:
             ((("a", "nowhere"), "c"), "of 2 sources"),
             (((r"a()", r"(\w?)"), "c"), "of 2 sources"),
             (("a", ("c", "d"), lambda t: (t, t, t)), "3 tensors for 2 targets"),
+            (("a", ("c", "d"), lambda t: t), "1 tensors for 2 targets"),
+            (("a", ("c", "c"), lambda t: (t, t)), "two of the targets are the same"),
             ((("a", "b"), "c"), "2 tensors for 1 targets"),
         ],
     )
@@ -299,6 +301,14 @@ class TestRemap:
         assert not report.missing
         assert not report.complete
         assert lesson.remap_state_dict({"a": torch.ones(2)}, [], {"a": torch.zeros(2)})[1].complete
+
+    def test_lazy_parameters_and_extra_state_have_no_shape_to_compare(self, lesson):
+        state = nn.Linear(2, 3).state_dict()
+        state["_extra_state"] = {"scale": 2}
+        target = {**nn.LazyLinear(3).state_dict(), "_extra_state": {"scale": 1}}
+        result, report = lesson.remap_state_dict(state, [], target)
+        assert report.complete
+        assert result["_extra_state"] == {"scale": 2}
 
     def test_an_optional_rule_may_match_nothing_and_is_applied_if_it_does(self, lesson):
         rule = lesson.Rule(r"module\.(.+)", r"\1", optional=True)
@@ -326,6 +336,8 @@ class TestRemap:
             lesson.rename(state, r"a\.w", "b.w")
         with pytest.raises(ValueError, match="matches no key"):
             lesson.rename(state, "w", "c")
+        swapped = lesson.rename({"a.b": torch.zeros(1), "b.a": torch.ones(1)}, r"(\w)\.(\w)", r"\2.\1")
+        assert swapped["a.b"] == 1
 
     @pytest.mark.parametrize("depth", [1, 11])
     def test_split_and_fused_agree_both_ways(self, lesson, depth):
