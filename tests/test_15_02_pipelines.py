@@ -21,10 +21,10 @@ from course.answers import definitions
 
 CELLS = """
     shuffled in-batches collate mini-loader extra-draws data row-sequences ex-pad pack-collate row-gru padding-waste
-    ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory draws different-draws
-    draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream decode shared-epoch
-    shuffle-buffer traced-peak resumable-stream placed ex-resume counted-sampler jittered whole-batches
-    jittered-batches
+    ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory file-names
+    draws different-draws draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream
+    decode shared-epoch shuffle-buffer traced-peak resumable-stream placed ex-resume counted-sampler jittered
+    whole-batches jittered-batches
 """
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the notebook's classes reach workers by fork only")
