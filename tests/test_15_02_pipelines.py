@@ -23,8 +23,8 @@ CELLS = """
     shuffled in-batches collate mini-loader extra-draws data row-sequences ex-pad pack-collate row-gru padding-waste
     ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory file-names
     draws different-draws draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream
-    decode shared-epoch shuffle-buffer traced-peak resumable-stream placed ex-resume counted-sampler jittered
-    whole-batches jittered-batches
+    decode shared-epoch shuffle-buffer traced-peak resumable-stream placed ex-resume first-batches counted-sampler
+    jittered whole-batches jittered-batches
 """
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the notebook's classes reach workers by fork only")
@@ -355,7 +355,7 @@ def test_a_full_buffer_shuffles_evenly(lesson):
 def test_a_stream_goes_on_from_its_state(lesson, buffer, taken):
     def new():
         parts = [range(0, 4), range(4, 4), range(4, 20), range(20, 30)]
-        return lesson.ResumableStream(lesson.ShardedStream(parts, iter, seed=2), buffer)
+        return lesson.ResumableStream(parts, iter, seed=2, buffer=buffer)
 
     whole = new()
     epochs = [list(whole) for _ in range(3)]
@@ -370,7 +370,7 @@ def test_a_stream_goes_on_from_its_state(lesson, buffer, taken):
 
 def test_a_stream_saved_after_its_last_sample_has_an_empty_rest(lesson):
     def new():
-        return lesson.ResumableStream(lesson.ShardedStream([range(4), range(4, 9)], iter), 3)
+        return lesson.ResumableStream([range(4), range(4, 9)], iter, seed=0, buffer=3)
 
     whole, first, second = new(), new(), new()
     epochs = [list(whole) for _ in range(2)]
@@ -379,10 +379,12 @@ def test_a_stream_saved_after_its_last_sample_has_an_empty_rest(lesson):
     assert [list(second), list(second)] == [[], epochs[1]]
 
 
-def test_a_stream_takes_no_state_of_another_buffer(lesson):
-    stream = lesson.ResumableStream(lesson.ShardedStream([range(4)], iter), 3)
-    with pytest.raises(ValueError, match="buffer of 2"):
-        stream.load_state_dict(stream.state_dict() | {"buffer": 2})
+@pytest.mark.parametrize("other", [{"buffer": 2}, {"seed": 1}])
+def test_a_stream_takes_no_state_of_another_order(lesson, other):
+    settings = {"seed": 0, "buffer": 3}
+    state = lesson.ResumableStream([range(4)], iter, **settings).state_dict()
+    with pytest.raises(ValueError, match="saved with"):
+        lesson.ResumableStream([range(4)], iter, **(settings | other)).load_state_dict(state)
 
 
 def test_the_streams_peak_does_not_grow_with_the_number_of_shards(lesson, tmp_path):
