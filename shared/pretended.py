@@ -489,6 +489,7 @@ def pretended_accelerator() -> Iterator[torch.device]:
     factories = {function.__name__: torch for function in _device_constructors()}
     factories |= dict.fromkeys(("normal", *_LIKE), torch) | dict.fromkeys(_NEW, Tensor)
     function = torch.autograd.Function
+    registered = []
     _active.append(os.getpid())
     torch.serialization.register_package(-1, _location, _restored)
     try:
@@ -503,8 +504,9 @@ def pretended_accelerator() -> Iterator[torch.device]:
                     original = getattr(owner, name)
                     operator = torch.jit._builtins._find_builtin(original)
                     replace(owner, name, _wrapped(original, _factory))
-                    if operator is not None:  # TorchScript knows functions by their identity
-                        torch.jit._builtins._register_builtin(getattr(owner, name), operator)
+                    if operator is not None:  # TorchScript knows functions by their id
+                        registered.append(getattr(owner, name))
+                        torch.jit._builtins._register_builtin(registered[-1], operator)
             replace(torch._C._nn, "_parse_to", _wrapped(torch._C._nn._parse_to, _to_of_modules))
             replace(torch, "Generator", _Generator)
             replace(FakeTensor, "__new__", staticmethod(_wrapped(FakeTensor.__new__, _new_fake)))
@@ -516,6 +518,8 @@ def pretended_accelerator() -> Iterator[torch.device]:
             with _Watch():
                 yield DEVICE
     finally:
+        for wrapped in registered:  # when it is gone, another function may get its id
+            del torch.jit._builtins._get_builtin_table()[id(wrapped)]
         torch.serialization._package_registry.remove((-1, _location, _restored))
         _active.pop()
 

@@ -417,3 +417,12 @@ def test_torch_compile_sees_neither_the_model_nor_the_watch():
         assert torch.equal(compiled(x), net(x))
     assert graphs == []
     assert torch._dynamo.utils.counters["frames"]["total"] == 0
+
+
+def test_torchscript_forgets_the_wrappers_of_a_block_that_has_ended():
+    """It knows functions by their id, and a later function may get that of a wrapper that is gone."""
+    known = torch.jit._builtins._get_builtin_table()
+    before = dict(known)
+    with pretended_accelerator():
+        assert len(known) > len(before)
+    assert known == before
