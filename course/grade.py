@@ -15,8 +15,8 @@ A check runs in one process with the answer that it judges. Mistakes stay in the
 check can do so, but can't change another student's grade where this system seals processes, which the command says.
 Else, and for strangers' submissions, grade in a container: the instructor's guide has the recipe.
 
-The exit status is 0 if all was graded, whatever the grades, 1 if something could not be read or a check was at fault,
-2 for wrong usage and 130 after Ctrl-C.
+The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
+usage and 130 after Ctrl-C. What could not be read or judged is in the table's column "to look at".
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ def main(args: argparse.Namespace) -> int:
     _write(output, outcomes, collection.unreadable, seed)
     console.print(_table(outcomes, collection.unreadable))
     console.print(Text(f"{output.resolve()} has grades.csv, summary.html and feedback/"), soft_wrap=True)
-    is_complete = not collection.unreadable and all(job.graded.is_judged for job in jobs)
-    return 0 if is_complete else 1
+    return 0
 
 
 def _write_autograder(args: argparse.Namespace, console: Console) -> int:
