@@ -22,7 +22,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 h3 { margin-bottom: 0; } .note { opacity: .75; margin: .2rem 0; } ul { list-style: none; padding-left: 0; }
 li { margin: .4rem 0; } .wrong { border-left: .25rem solid #d55e00; padding-left: .8rem; }
 dl { display: grid; grid-template-columns: 6rem 1fr; margin: 0; } dd { margin: 0; white-space: pre-wrap; }
-dd, td { overflow-wrap: anywhere; }
+dd, td { overflow-wrap: anywhere; } td.status { overflow-wrap: normal; }
 .bars { display: flex; align-items: flex-end; gap: 2px; height: 2.4rem; }
 .bars i { width: .9rem; background: #0072b2; min-height: 1px; }
 @media (prefers-color-scheme: dark) { body { background: #111; color: #eee; } }
@@ -156,7 +156,10 @@ def _to_look_at(outcomes: list[Outcome], unread: list[HandedIn]) -> list[str]:
     rows += [(one.student, one.where, "unreadable", one.problem) for one in unread]
     if not rows:
         return []
-    lines = ["<tr>" + "".join(f"<td>{escape(text)}" for text in row) + "</tr>" for row in rows]
+    lines = [
+        f'<tr><td>{escape(student)}<td>{escape(where)}<td class="status">{escape(status)}<td>{escape(reason)}</tr>'
+        for student, where, status, reason in rows
+    ]
     advice = "Ask for a file that can't be read once more. Read what was stopped or refused yourself."
     return [
         "<h2>To look at</h2>",
