@@ -510,7 +510,7 @@ WRONG_CLIP = {
     "narrows float64": (clip((_WIDEST, "dtype = torch.float32")), "one set|float32"),
     "keep repairs": (
         clip(("factor.clamp(max=1.0))", "factor.clamp(max=1.0).nan_to_num(nan=0.0))")),
-        "keep: nothing special",
+        "keep: clips as usual",
     ),
     "reads with keep": (
         clip((_FINITE, '    finite = all(math.isfinite(norm) for norm in norms) or nonfinite == "keep"\n')),
@@ -662,7 +662,7 @@ WRONG_EMA = {
     ),
     "swallows": (
         ema(("        finally:\n", "        except ValueError:\n            pass\n        finally:\n")),
-        "which goes on",
+        "which is passed on",
     ),
     "stays swapped after an exception": (
         ema((_OUT + "            self.swapped = False\n", _OUT + "        self.swapped = False\n")),

@@ -200,7 +200,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             same([Sample(f"{dtype}", *inputs, 0.01), alike], look=lambda loss, *_: loss.double(), rtol=2e-2)
             finite = [bool(g.isfinite().all()) for g in gradients(answer(*inputs, 0.01), *inputs)]
             trial.equal(f"finite gradients, {dtype}", finite, [True, True])
-    with trial.group("other shapes raise ValueError", hint="which shapes does the task allow?"):
+    with trial.group("shapes that differ raise ValueError", hint="which shapes does the task allow?"):
         for shapes in (((3, 4), (2, 4)), ((3, 4), (1, 4)), ((3, 4), (3, 5)), ((3, 4), (4,))):
             first, second = (torch.randn(shape) for shape in shapes)
             raises(trial, f"{shapes[0]} and {shapes[1]}", partial(answer, first, second), ValueError)
@@ -287,7 +287,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
             values = (200 * torch.rand(3000)).to(dtype)
             same([Sample(f"{dtype}", *values.split(700))], rtol=1e-4)
     hint = "what do two triples give? which line changes other?"
-    with trial.group("merging workers; other stays as it is", hint=hint, see=1):
+    with trial.group("merging workers, which go on independently", hint=hint, see=1):
         for number in (2, 3, 5):
             workers = [[wide(random.randint(1, 9)) + w for _ in range(3)] for w in range(number)]
             workers.insert(random.randrange(number + 1), [])
@@ -295,8 +295,12 @@ def running_variance(trial: Trial, answer: Any) -> None:
             case = [Sample(f"{number} workers and one that saw nothing", *workers)]
             samples(trial, *pair, case, look=lambda several, *_: [_told(it) for it in several if it.count], rtol=1e-6)
         several = _merged(answer, [], batches[3:6])
-        several[0].update(wide(5))
+        later = wide(5)
+        several[0].update(later)
         trial.close("other after a later update", _told(several[1]), _told(_seen(_Variance, *batches[3:6])), rtol=1e-6)
+        several[1].update(wide(5))
+        want = _told(_seen(_Variance, *batches[3:6], later))
+        trial.close("after a later update of other", _told(several[0]), want, rtol=1e-6)
     with trial.group("NaN where nothing can be said", hint="by what is M divided, and when is that 0 or less?"):
         cases = [
             Sample("no batch"),
@@ -413,7 +417,7 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         same([Sample("several dtypes", mixed, 0.5), Sample("several dtypes", mixed[1:], 0.5)], rtol=2e-2)
     bad = [(some(), {}), ([wide(2), torch.tensor([1.0, math.inf, 2.0]).double()], {"max_norm": 0.5})]
     nan = [([torch.tensor([1.0, math.nan]).double()], {}), (some(), {})]
-    with trial.group("keep: nothing special", hint="what does the formula give?"):
+    with trial.group("keep: clips as usual", hint="what does the formula give?"):
         same([Sample("infinity in a group", bad, 1.0), Sample("NaN in a group", nan, 1.0, 2.0, "keep")])
         same([Sample("infinity", bad[1][0], 1.0)])
     with trial.group("keep: no value is read from the device", hint="which line must know a number?", see=3, free=True):
@@ -568,7 +572,7 @@ def ema(trial: Trial, answer: Any) -> None:
         with ema.applied():
             pass
         trial.equal("odd values", snapshot(model), odd)
-    with trial.group("also after an exception, which goes on", hint="what runs in any case?", see=1):
+    with trial.group("also after an exception, which is passed on", hint="what runs in any case?", see=1):
         for error in (ValueError("bad"), KeyboardInterrupt()):
             model, ema = _followed(answer)
             own = _own(model)
@@ -578,7 +582,7 @@ def ema(trial: Trial, answer: Any) -> None:
                     raise error
             except BaseException as raised:
                 caught = raised
-            trial.that(f"{error!r} goes on", caught is error, expected=repr(error), got=repr(caught))
+            trial.that(f"{error!r} is passed on", caught is error, expected=repr(error), got=repr(caught))
             trial.equal(f"parameters after {error!r}", _own(model), own)
             hint = "in which state does such a block leave the object?"
             trial.equal(f"update() after {error!r}", outcome(ema.update), "no exception", hint=hint, see=2)
