@@ -1,7 +1,6 @@
 """The checks of 15-09 accept any fix that behaves, and reject what a student might really write."""
 
 import copy
-import re
 from functools import partial
 
 import torch
@@ -26,16 +25,15 @@ NAMES = {
     "layer": "wrong_layer",
     "ward": "verdicts",
     "growth": "GROWTH",
-    "pair": "train_9",
+    "pair": "train_6",
 }
 variant = variants("15-09", NAMES, ANSWERS)
 
 
 def broken(cell, name):
-    """A broken script, as the lesson's text shows it."""
-    (script,) = re.findall(r"```python\n(.*?)```", SOURCES[cell], re.DOTALL)
+    """A broken script of the lesson."""
     namespace = dict(ANSWERS)
-    exec(compile(script, cell, "exec", dont_inherit=True), namespace)
+    exec(compile(SOURCES[cell].partition("\n\n\nones")[0], cell, "exec", dont_inherit=True), namespace)
     return namespace[name]
 
 
@@ -190,7 +188,7 @@ class ClipByAutograd(torch.autograd.Function):
 
 
 WRONG_FUNCTION = {
-    "the script's": (broken("script-2", "BrokenSoftClip"), "the gradient of x"),
+    "the script's": (broken("broken-clip", "BrokenSoftClip"), "the gradient of x"),
     "s without its second term": (
         variant("function", ("grad * (t - slope * x / wide)", "grad * t")),
         "the gradient of s",
@@ -408,10 +406,10 @@ _FINALLY = "    finally:\n        for handle in handles:\n            handle.rem
 _BIN = "counts.index_add_(0, pairs, torch.ones_like(pairs))"
 WRONG_GROWTH = {
     "the scripts": (
-        (broken("scripts-78", "broken_record_7"), broken("scripts-78", "broken_confusion_8")),
-        "record_7: one float for each batch",
+        (broken("broken-record", "broken_record_4"), broken("broken-confusion", "broken_confusion_5")),
+        "record_4: one float for each batch",
     ),
-    "all modules": (growth((" if not list(m.children())", "")), "record_7: one list for each leaf"),
+    "all modules": (growth((" if not list(m.children())", "")), "record_4: one list for each leaf"),
     "late name": (
         growth(
             (
@@ -425,34 +423,34 @@ WRONG_GROWTH = {
                 "        handles.append(m.register_forward_hook(lambda m, a, out: note(m, a, out, name)))",
             ),
         ),
-        "record_7: one float for each batch",
+        "record_4: one float for each batch",
     ),
     "tensors for floats": (
         growth((_NOTE, "found[name].append(out.detach().abs().mean())")),
-        "record_7: one float for each batch",
+        "record_4: one float for each batch",
     ),
     "numbers at the end": (
         growth(
             (_NOTE, "found[name].append(out)"),
             ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
         ),
-        "record_7: no output is alive",
+        "record_4: no output is alive",
     ),
     "in evaluation mode": (
         growth(("        with torch.no_grad():\n", "        model.eval()\n        with torch.no_grad():\n")),
-        "record_7: the modes stay",
+        "record_4: the modes stay",
     ),
     "in training mode afterwards": (
         growth((_FINALLY, _FINALLY + "        model.train()\n")),
-        "record_7: the modes stay",
+        "record_4: the modes stay",
     ),
     "hooks stay": (
         growth(("            handle.remove()\n", "            pass\n")),
-        "record_7: (its hooks are gone|one float)",
+        "record_4: (its hooks are gone|one float)",
     ),
     "hooks stay after an exception": (
         growth((_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n        pass\n")),
-        "record_7: its hooks are gone[\\s\\S]*raised",
+        "record_4: its hooks are gone[\\s\\S]*raised",
     ),
     "clears everybody's hooks": (
         growth(
@@ -462,28 +460,28 @@ WRONG_GROWTH = {
                 "            m._forward_hooks.clear()\n",
             )
         ),
-        "record_7: its hooks are gone",
+        "record_4: its hooks are gone",
     ),
     "swallows": (
         growth(("    finally:\n", "    except BaseException:\n        pass\n    finally:\n")),
-        "record_7: the exception goes on",
+        "record_4: the exception goes on",
     ),
     "transposed": (
         growth(("y * classes + logits.argmax(dim=1)", "logits.argmax(dim=1) * classes + y")),
-        "confusion_8: the counts",
+        "confusion_5: the counts",
     ),
     "fails without images": (
         growth(("    pairs = ", "    assert logits.max() is not None\n    pairs = ")),
-        "confusion_8: the counts",
+        "confusion_5: the counts",
     ),
-    "always on the CPU": (growth((", device=logits.device", "")), "confusion_8: the counts are on"),
+    "always on the CPU": (growth((", device=logits.device", "")), "confusion_5: the counts are on"),
     "bincount": (
         growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
-        "confusion_8: (Python reads no value|the counts)",
+        "confusion_5: (Python reads no value|the counts)",
     ),
     "a model that is a leaf is left out": (
         growth(("if not list(m.children())}", "if name and not list(m.children())}")),
-        "record_7: one list for each leaf",
+        "record_4: one list for each leaf",
     ),
     "a loop over classes": (
         growth(
@@ -493,18 +491,18 @@ WRONG_GROWTH = {
                 "    return torch.stack(rows).view(classes, classes)\n",
             )
         ),
-        "confusion_8: at most 20 operations",
+        "confusion_5: at most 20 operations",
     ),
     "one_hot": (
         growth((f"    return {_BIN}", "    F.one_hot(y, classes)\n    return " + _BIN)),
-        "confusion_8: (Python reads no value|the counts)",
+        "confusion_5: (Python reads no value|the counts)",
     ),
 }
 
 # ---------------------------------------------------------------- pair
 
 
-def train_9_lazily(model, optimizer, images, labels, epochs, held):
+def train_6_lazily(model, optimizer, images, labels, epochs, held):
     """Standardises each batch when it is used."""
     m, s = images[held:].mean((0, 2, 3)).view(1, -1, 1, 1), images[held:].std((0, 2, 3)).view(1, -1, 1, 1)
     result = []
@@ -524,7 +522,7 @@ def train_9_lazily(model, optimizer, images, labels, epochs, held):
     return result
 
 
-def train_9_copy(model, optimizer, images, labels, epochs, held):
+def train_6_copy(model, optimizer, images, labels, epochs, held):
     """A copy that is written to, once."""
     images = images.clone()
     mean, std = (getattr(images[held:], f)(dim=(0, 2, 3), keepdim=True) for f in ("mean", "std"))
@@ -547,7 +545,7 @@ def train_9_copy(model, optimizer, images, labels, epochs, held):
     return accuracies
 
 
-def train_9_by_count(model, optimizer, images, labels, epochs, held):
+def train_6_by_count(model, optimizer, images, labels, epochs, held):
     """The deviation divides by the count: the task doesn't say which one."""
     rest = images[held:]
     mean = rest.mean(dim=(0, 2, 3), keepdim=True)
@@ -573,7 +571,7 @@ def pair(*changes):
 
 _STANDARD = "    standard = (images - mean) / std\n"
 WRONG_PAIR = {
-    "the script's": (broken("script-9", "broken_train_9"), "the training is that of the script[\\s\\S]*Hint 1"),
+    "the script's": (broken("script-9", "broken_train_6"), "the training is that of the script[\\s\\S]*Hint 1"),
     "held images as bytes": (
         pair(("model(standard[:held])", "model(images[:held])")),
         "the held images[\\s\\S]*Hint 2",
@@ -635,7 +633,7 @@ CHECKS = {
     "wrong_layer": check.wrong_layer,
     "verdicts": check.verdicts,
     "GROWTH": check.growth,
-    "train_9": check.pair,
+    "train_6": check.pair,
 }
 RIGHT = {
     "contrast": [contrast_by_norm, contrast_with_eps, contrast_by_rows, contrast_exact_zero],
@@ -650,7 +648,7 @@ RIGHT = {
         (record_with_defaults, confusion_by_scatter),
         (record_with_defaults, confusion_by_einsum),
     ],
-    "train_9": [train_9_lazily, train_9_copy, train_9_by_count],
+    "train_6": [train_6_lazily, train_6_copy, train_6_by_count],
 }
 WRONG = {
     "contrast": WRONG_CONTRAST,
@@ -658,7 +656,7 @@ WRONG = {
     "wrong_layer": WRONG_LAYER,
     "verdicts": WRONG_WARD,
     "GROWTH": WRONG_GROWTH,
-    "train_9": WRONG_PAIR,
+    "train_6": WRONG_PAIR,
 }
 
 

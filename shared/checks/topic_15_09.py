@@ -56,7 +56,7 @@ def contrast(trial: Trial, answer: Any) -> None:
     formula = [Sample(f"images {tuple(x.shape)}", x.requires_grad_()) for x in batches]
     level = torch.cat([torch.tensor([0.0, 0.1, -100.0, 1.7]), torch.rand(40)]).view(-1, 1, 1, 1)
     flat = [Sample(f"uniform images {s}", level.repeat(1, *s).requires_grad_()) for s in ((3, 32, 32), (3, 5, 7))]
-    flat.append(Sample("one black image, float64", torch.zeros(1, 3, 4, 4, dtype=torch.float64).requires_grad_()))
+    flat.append(Sample("one image of zeros, float64", torch.zeros(1, 3, 4, 4, dtype=torch.float64).requires_grad_()))
     mixed = torch.cat([_images(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), _images(3, 3, 8, 8)])
     same = partial(samples, trial, answer, _contrast)
 
@@ -75,7 +75,7 @@ def contrast(trial: Trial, answer: Any) -> None:
     with trial.group("an image doesn't change the gradient of another", hint=hint, free=True):
         rest = [0, 1, 3, 4, 5]
         together = _slope(answer, mixed)[rest]
-        trial.close("beside a black image", together, _slope(answer, mixed[rest]), rtol=1e-3, atol=3e-5)
+        trial.close("beside a uniform image", together, _slope(answer, mixed[rest]), rtol=1e-3, atol=3e-5)
     with trial.group("images stay as they were", hint="what do you do to the caller's tensor itself?", free=True):
         for images in (mixed, flat[0].arguments[0]):
             x = images.detach().clone().requires_grad_()
@@ -349,7 +349,7 @@ def verdicts(trial: Trial, answer: Any) -> None:
 # ---- 15-09.5
 
 
-def _record_7(model: nn.Module, batches: Any) -> dict[str, list[float]]:
+def _record_4(model: nn.Module, batches: Any) -> dict[str, list[float]]:
     """The reference."""
     found: dict[str, list[float]] = {}
     handles = []
@@ -371,7 +371,7 @@ def _record_7(model: nn.Module, batches: Any) -> dict[str, list[float]]:
     return found
 
 
-def _confusion_8(logits: Tensor, y: Tensor) -> Tensor:
+def _confusion_5(logits: Tensor, y: Tensor) -> Tensor:
     """The reference."""
     classes = logits.shape[1]
     index = y * classes + logits.argmax(1)
@@ -407,11 +407,11 @@ def _numbers(found: Any, model: nn.Module, *_: Any) -> dict[str, list[Any]]:
     return {name: [(type(value).__name__, round(value, 4)) for value in found[name]] for name in leaves}
 
 
-def _check_record_7(trial: Trial, answer: Callable) -> None:
+def _check_record_4(trial: Trial, answer: Callable) -> None:
     model = _parts()
     model.inner.eval()
     _Leaf.modes.clear()
-    item = "record_7: the modes stay as they are"
+    item = "record_4: the modes stay as they are"
     hint = "the task names no mode to switch to"
     before = [module.training for module in model.modules()]
     answer(model, [(torch.randn(4, 3), None)])
@@ -424,10 +424,10 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
     cases = [Sample(f"{count} batches", model, many[:count]) for count in (3, 1)]
     cases.append(Sample("a model that is a leaf", nn.Linear(3, 2), many[:1]))
     twice = [Sample("the second call", model, many)]
-    same = partial(samples, trial, answer, _record_7)
-    with trial.group("record_7: one list for each leaf, by its name", hint="who is a leaf, by which name?"):
+    same = partial(samples, trial, answer, _record_4)
+    with trial.group("record_4: one list for each leaf, by its name", hint="who is a leaf, by which name?"):
         same(cases, look=lambda found, *_: sorted(found))
-    with trial.group("record_7: one float for each batch, the mean magnitude", hint="what is noted, how often?"):
+    with trial.group("record_4: one float for each batch, the mean magnitude", hint="what is noted, how often?"):
         same(cases, look=_numbers)
         answer(model, many)
         same(twice, look=_numbers)
@@ -449,7 +449,7 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
     with born:
         answer(model, Watched())
     trial.that(
-        "record_7: no output is alive when a batch is done",
+        "record_4: no output is alive when a batch is done",
         not max([*alive, born.alive()]),
         expected="no tensor of a batch that is done",
         got=f"{max([*alive, born.alive()])} of them",
@@ -460,7 +460,7 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
     ran: list[str] = []
     model.first.register_forward_hook(lambda module, args, out: ran.append("a layer's hook"))
     model.register_forward_pre_hook(lambda module, args: ran.append("the model's hook"))
-    with trial.group("record_7: its hooks are gone, those of others stay", hint="who removes them, and when?"):
+    with trial.group("record_4: its hooks are gone, those of others stay", hint="who removes them, and when?"):
         with unchanged(trial, "a call", model):
             answer(model, many[:1])
         trial.equal("calls of another's hooks", ran, ["the model's hook", "a layer's hook"])
@@ -473,7 +473,7 @@ def _check_record_7(trial: Trial, answer: Callable) -> None:
         raised = "no exception"
     except BaseException as error:
         raised = type(error).__name__
-    item = "record_7: the exception goes on"
+    item = "record_4: the exception goes on"
     trial.equal(item, raised, "_Interrupted", hint="who catches it? It is none that `except Exception` catches")
 
 
@@ -509,14 +509,14 @@ def _operations(action: Callable[[], object]) -> int:
     return sum(event.cpu_parent is None for event in recording.events())
 
 
-def _check_confusion_8(trial: Trial, answer: Callable) -> None:
+def _check_confusion_5(trial: Trial, answer: Callable) -> None:
     cases = []
     for n, classes in ((40, 10), (1, 3), (7, 2), (5001, 2), (0, 5)):
         logits = torch.randn(n, classes)
         logits[:, -1] -= 9.0 * (n > 1)  # a class that is neither there nor predicted
         cases.append(Sample(f"{n} images, {classes} classes", logits, torch.randint(max(classes - 1, 1), (n,))))
-    with trial.group("confusion_8: the counts are right", hint="count a few such images by hand", see=2):
-        samples(trial, answer, _confusion_8, cases)
+    with trial.group("confusion_5: the counts are right", hint="count a few such images by hand", see=2):
+        samples(trial, answer, _confusion_5, cases)
         tied = answer(torch.zeros(5, 3), torch.tensor([0, 2, 2, 1, 2]))
         trial.equal("images of each class, all logits equal", tied.sum(1), torch.tensor([1, 1, 3]))
     used = []
@@ -528,7 +528,7 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
             answer(*pair)
         read.append(waiting.reads + readers.reads)
     trial.that(
-        "confusion_8: Python reads no value",
+        "confusion_5: Python reads no value",
         not any(read),
         expected="no read of a value",
         got=f"{max(read)} in a call",
@@ -536,7 +536,7 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
         free=True,
     )
     trial.that(
-        "confusion_8: at most 20 operations",
+        "confusion_5: at most 20 operations",
         max(used) <= 20,
         expected="20 or fewer for 5 images of 3 classes, 200 of 3, 60 of 25",
         got=str(used),
@@ -545,7 +545,7 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
         free=True,
     )
     hint = "where does each new tensor lie?"
-    with trial.group("confusion_8: the counts are on the device of logits", hint=hint, free=True):
+    with trial.group("confusion_5: the counts are on the device of logits", hint=hint, free=True):
         try:
             found = answer(torch.randn(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")).device
         except NotImplementedError as error:
@@ -560,13 +560,13 @@ def _check_confusion_8(trial: Trial, answer: Callable) -> None:
     "A script that grows and a script that waits",
     points=20,
     demands=10,
-    stand_in=lambda: (_record_7, _confusion_8),
+    stand_in=lambda: (_record_4, _confusion_5),
     stand_in_name="ours",
 )
 def growth(trial: Trial, answer: Any) -> None:
-    """`answer` holds record_7 and confusion_8."""
-    _check_record_7(trial, answer[0])
-    _check_confusion_8(trial, answer[1])
+    """`answer` holds record_4 and confusion_5."""
+    _check_record_4(trial, answer[0])
+    _check_confusion_5(trial, answer[1])
 
 
 # ---- 15-09.6
@@ -588,7 +588,7 @@ class _Eyes(nn.Module):
         return z
 
 
-def _train_9(
+def _train_6(
     model: Any, optimizer: Any, images: Tensor, labels: Tensor, epochs: int, held: int, correction: int = 1
 ) -> list[float]:
     """The reference. The deviation may divide by the count (correction 0), or by one less."""
@@ -647,9 +647,9 @@ def _differ(now: Any, before: Any) -> bool:
     return not all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
-@exercise("15-09.6", "Two bugs and one curve", points=20, demands=5, stand_in=lambda: _train_9, stand_in_name="ours")
+@exercise("15-09.6", "Two bugs and one curve", points=20, demands=5, stand_in=lambda: _train_6, stand_in_name="ours")
 def pair(trial: Trial, answer: Any) -> None:
-    """`answer(model, optimizer, images, labels, epochs, held)` trains on standardised images."""
+    """`answer(model, optimizer, images, labels, epochs, held)` trains on standardized images."""
     runs = []
     for n, held, epochs in ((150, 20, 3), (64 + 7, 7, 2), (90, 31, 1)):
         scale = torch.tensor([40.0, 3.0], dtype=torch.float64).view(1, 2, 1, 1)
@@ -658,7 +658,7 @@ def pair(trial: Trial, answer: Any) -> None:
         data = images, torch.randint(3, (n,)), epochs, held
         got, by_less, by_count = (
             _trained(train, *(t.clone() for t in data[:2]), *data[2:])
-            for train in (answer, _train_9, partial(_train_9, correction=0))
+            for train in (answer, _train_6, partial(_train_6, correction=0))
         )
         first = got["batches"][:1]
         like_count = bool(first) and first[0].shape == by_count["batches"][0].shape
@@ -672,13 +672,13 @@ def pair(trial: Trial, answer: Any) -> None:
                     trial.close(f"{name}, {case}", got[name], want[name], rtol=1e-7, atol=1e-9)
 
     demand(
-        "the training is that of the script, on images standardised once",
+        "the training is that of the script, on images standardized once",
         ("sizes of the batches", "batches", "weights", "autograd is on"),
         "print mean and deviation of each batch, epoch by epoch; else, what did you change beside it?",
         see=1,
     )
     hint = "what does the model see when it is measured?"
-    demand("the held images are standardised in the same way", ("held images",), hint, see=2)
+    demand("the held images are standardized in the same way", ("held images",), hint, see=2)
     hint = "which two calls does the script make in each epoch?"
     demand("trains in training mode, measures in evaluation mode", ("modes",), hint)
     kept = ("changed at a call", "changed afterwards")
