@@ -20,9 +20,10 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
-CELLS = (
-    "mini-module flops-of norms assert-partition norm-linear rule report apply-rule remap split-to-fused stems moves"
-)
+CELLS = """
+    mini-tables mini-module flops-of norms assert-partition norm-linear rule rule-find rule-results report apply-rule
+    remap split-to-fused stems moves
+"""
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
@@ -144,7 +145,7 @@ WRONG_REGISTRATION = {
     "ValueError": (registration(("raise TypeError", "raise ValueError")), "ValueError: cannot assign"),
     "a property loses its setter": (
         registration(("super().__setattr__(name, value)", "self.__dict__[name] = value")),
-        "set as by MiniModule[\\s\\S]*a property",
+        "go to MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
     "del raises KeyError": (registration((_DEL, "        del self.__dict__[name]\n")), "del removes"),

@@ -31,10 +31,10 @@ _GRID = {  # what is assigned: which demand that is for each place
 }
 _DEMANDS = {  # what is demanded, where to look, and the folded hint
     "take": ("a parameter or a module takes the name over", "where else may the name still be?", 2),
-    "stay": ("a tensor for a buffer's name stays a buffer", "which table has the name, in which place?", 1),
+    "stay": ("a tensor for a buffer's name stays a buffer, in its place", "which table has the name, in which place?", 1),
     "none": ("None keeps a registered name in its table", "what may the table of the name hold?", 1),
     "raise": ("another value for a registered name raises TypeError and changes nothing", "who refuses, when?", 1),
-    "set": ("anything else for another name is set as by MiniModule", "who sets what MiniModule doesn't file?", 1),
+    "set": ("other names and values go to MiniModule's __setattr__", "who sets what MiniModule doesn't file?", 1),
     "del": ("del removes the name, or raises AttributeError", "in which places may a name be?", None),
 }
 
@@ -181,9 +181,9 @@ def convert(trial: Trial, answer: Any) -> None:
     with trial.group("has target's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
         same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
     for names, demand, hint in (
-        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are parted", "which is which?"),
+        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are split", "which is which?"),
         (("head",), "the head has the chosen classes, in order", "which rows of which tensors?"),
-        (("patch.weight",), "the stem is folded for one channel, and else stays", "what does a grey image give?"),
+        (("patch.weight",), "the stem is folded for one channel, otherwise it stays", "what does a grey image give?"),
         (("position",), "positions are resized to the target's grid", "what is that grid?"),
     ):
         with trial.group(demand, hint=hint, see=2):
