@@ -31,7 +31,7 @@ _GRID = {  # what is assigned: which demand that is for each place
 }
 _DEMANDS = {  # what is demanded, where to look, and the folded hint
     "take": ("a parameter or a module takes the name over", "where else may the name still be?", 2),
-    "stay": ("a tensor for a buffer's name stays a buffer, in its place", "which table has the name, in which place?", 1),
+    "stay": ("a tensor for a buffer's name stays a buffer, in its place", "which table has the name, and where?", 1),
     "none": ("None keeps a registered name in its table", "what may the table of the name hold?", 1),
     "raise": ("another value for a registered name raises TypeError and changes nothing", "who refuses, when?", 1),
     "set": ("other names and values go to MiniModule's __setattr__", "who sets what MiniModule doesn't file?", 1),
