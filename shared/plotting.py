@@ -281,8 +281,8 @@ def module_tree(root: torch.nn.Module, title: str = "") -> Axes:
     next_leaf = 1.4  # where the next module without children is drawn
 
     def draw_tensors(module, x, y):
-        entries = [(name, "orange") for name in module._parameters]
-        entries += [(name, "green") for name in module._buffers]
+        entries = [(name, "orange") for name, tensor in module._parameters.items() if tensor is not None]
+        entries += [(name, "green") for name, tensor in module._buffers.items() if tensor is not None]
         left = x - 0.39 * (len(entries) - 1)
         for i, (name, colour) in enumerate(entries):
             box(ax, left + 0.78 * i, y, name, colour=colour, width=0.74, height=0.34)

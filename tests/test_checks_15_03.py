@@ -226,7 +226,7 @@ WRONG_SUMMARY = {
         ),
         "one row for each call[\\s\\S]*Hint 1",
     ),
-    "kind as a class": (summary(("type(module).__name__", "type(module)")), "kind is"),
+    "kind as a class": (summary(("type(module).__name__", "type(module)")), "one row for each call"),
     "no dictionaries": (summary(("dict | list | tuple", "list | tuple")), "shapes are[\\s\\S]*Hint 2"),
     "torch.Size": (summary(("[tuple(output.shape)]", "[output.shape]")), "shapes are"),
     "counted by module": (
@@ -254,12 +254,12 @@ WRONG_SUMMARY = {
     ),
     "raises its own": (
         summary(("    finally:\n", "    except Exception as e:\n        raise ValueError from e\n    finally:\n")),
-        "exception goes on",
+        "exception goes through",
     ),
-    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes and hooks"),
+    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes, hooks"),
     "hooks stay after an interrupt": (
         summary(("    finally:\n" + _HANDLES, "    except Exception:\n" + _HANDLES + "        raise\n    finally:\n")),
-        "modes and hooks",
+        "modes, hooks",
     ),
     "autograd off after an exception": (
         summary(
@@ -268,7 +268,7 @@ WRONG_SUMMARY = {
                 "        torch.set_grad_enabled(False)\n" + _RUN[4:] + "        torch.set_grad_enabled(True)\n",
             )
         ),
-        "autograd is on or off",
+        "autograd after",
     ),
 }
 
