@@ -268,3 +268,62 @@ def arrow(
     if text:
         middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         ax.text(*middle, text, fontsize=10, color=COLOURS[colour], ha="center", va="center", backgroundcolor="white")
+
+
+def module_tree(root: torch.nn.Module, title: str = "") -> Axes:
+    """Draw a tree of modules as boxes; below a module stand its parameters (orange) and buffers (green).
+
+    Args:
+        root: a module, or anything that has the tables `_parameters`, `_buffers` and `_modules`.
+        title: title of the figure.
+    """
+    _, ax = diagram(7.8, 3.7, title)
+    next_leaf = 1.4  # where the next module without children is drawn
+
+    def draw_tensors(module, x, y):
+        entries = [(name, "orange") for name, tensor in module._parameters.items() if tensor is not None]
+        entries += [(name, "green") for name, tensor in module._buffers.items() if tensor is not None]
+        left = x - 0.39 * (len(entries) - 1)
+        for i, (name, colour) in enumerate(entries):
+            box(ax, left + 0.78 * i, y, name, colour=colour, width=0.74, height=0.34)
+
+    def draw(name, module, y):
+        nonlocal next_leaf
+        centres = [draw(key, child, y - 1.1) for key, child in module._modules.items()]
+        if centres:
+            x = sum(centres) / len(centres)
+        else:
+            x = next_leaf
+            next_leaf += 2.4
+        box(ax, x, y, f"{name}\n{type(module).__name__}", height=0.62)
+        for centre in centres:
+            arrow(ax, (x, y - 0.31), (centre, y - 0.79))
+        draw_tensors(module, x, y - 0.75)
+        return x
+
+    draw("(root)", root, 3.2)
+    return ax
+
+
+def key_map(old: Sequence[str], changed: Mapping[str, Sequence[str]], title: str = "") -> Axes:
+    """Draw which key goes where: old keys on the left, new ones on the right, a line for each tensor.
+
+    Args:
+        old: the keys on the left, from top to bottom.
+        changed: new key → the old keys that it was made from; those made from several are orange and bold.
+        title: title of the figure.
+    """
+    rows = max(len(old), len(changed))
+    _, ax = plt.subplots(figsize=(9.5, 0.32 * rows + 0.7))
+    ax.axis("off")
+    ax.set(xlim=(0, 10), ylim=(-0.6, rows - 0.3), title=title)
+    heights = {key: rows - 1 - i for i, key in enumerate(old)}
+    for key, height in heights.items():
+        ax.text(3.5, height, key, ha="right", va="center", fontsize=11)
+    for new, sources in changed.items():
+        middle = sum(heights[key] for key in sources) / len(sources)
+        colour, weight = (COLOURS["orange"], "bold") if len(sources) > 1 else (COLOURS["blue"], "normal")
+        ax.text(6.1, middle, new, va="center", fontsize=11, fontweight=weight)
+        for key in sources:
+            ax.plot([3.6, 6.0], [heights[key], middle], color=colour, linewidth=1.8)
+    return ax

@@ -20,9 +20,10 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
-CELLS = (
-    "mini-module flops-of norms assert-partition norm-linear rule report apply-rule remap split-to-fused stems moves"
-)
+CELLS = """
+    mini-tables mini-module flops-of norms assert-partition norm-linear rule rule-find rule-results report apply-rule
+    remap split-to-fused stems moves
+"""
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
 STUBS = answers("15-03", edit=student_source, given=GIVEN)
@@ -144,7 +145,7 @@ WRONG_REGISTRATION = {
     "ValueError": (registration(("raise TypeError", "raise ValueError")), "ValueError: cannot assign"),
     "a property loses its setter": (
         registration(("super().__setattr__(name, value)", "self.__dict__[name] = value")),
-        "set as by MiniModule[\\s\\S]*a property",
+        "go to MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
     "del raises KeyError": (registration((_DEL, "        del self.__dict__[name]\n")), "del removes"),
@@ -225,7 +226,7 @@ WRONG_SUMMARY = {
         ),
         "one row for each call[\\s\\S]*Hint 1",
     ),
-    "kind as a class": (summary(("type(module).__name__", "type(module)")), "kind is"),
+    "kind as a class": (summary(("type(module).__name__", "type(module)")), "one row for each call"),
     "no dictionaries": (summary(("dict | list | tuple", "list | tuple")), "shapes are[\\s\\S]*Hint 2"),
     "torch.Size": (summary(("[tuple(output.shape)]", "[output.shape]")), "shapes are"),
     "counted by module": (
@@ -253,12 +254,12 @@ WRONG_SUMMARY = {
     ),
     "raises its own": (
         summary(("    finally:\n", "    except Exception as e:\n        raise ValueError from e\n    finally:\n")),
-        "exception goes on",
+        "exception goes through",
     ),
-    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes and hooks"),
+    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes, hooks"),
     "hooks stay after an interrupt": (
         summary(("    finally:\n" + _HANDLES, "    except Exception:\n" + _HANDLES + "        raise\n    finally:\n")),
-        "modes and hooks",
+        "modes, hooks",
     ),
     "autograd off after an exception": (
         summary(
@@ -267,7 +268,7 @@ WRONG_SUMMARY = {
                 "        torch.set_grad_enabled(False)\n" + _RUN[4:] + "        torch.set_grad_enabled(True)\n",
             )
         ),
-        "autograd is on or off",
+        "autograd after",
     ),
 }
 

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -31,10 +32,10 @@ _GRID = {  # what is assigned: which demand that is for each place
 }
 _DEMANDS = {  # what is demanded, where to look, and the folded hint
     "take": ("a parameter or a module takes the name over", "where else may the name still be?", 2),
-    "stay": ("a tensor for a buffer's name stays a buffer", "which table has the name, in which place?", 1),
+    "stay": ("a tensor for a buffer's name stays a buffer, in its place", "which table has the name, and where?", 1),
     "none": ("None keeps a registered name in its table", "what may the table of the name hold?", 1),
     "raise": ("another value for a registered name raises TypeError and changes nothing", "who refuses, when?", 1),
-    "set": ("anything else for another name is set as by MiniModule", "who sets what MiniModule doesn't file?", 1),
+    "set": ("other names and values go to MiniModule's __setattr__", "who sets what MiniModule doesn't file?", 1),
     "del": ("del removes the name, or raises AttributeError", "in which places may a name be?", None),
 }
 
@@ -181,9 +182,9 @@ def convert(trial: Trial, answer: Any) -> None:
     with trial.group("has target's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
         same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
     for names, demand, hint in (
-        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are parted", "which is which?"),
+        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are split", "which is which?"),
         (("head",), "the head has the chosen classes, in order", "which rows of which tensors?"),
-        (("patch.weight",), "the stem is folded for one channel, and else stays", "what does a grey image give?"),
+        (("patch.weight",), "the stem is folded for one channel, otherwise it stays", "what does a grey image give?"),
         (("position",), "positions are resized to the target's grid", "what is that grid?"),
     ):
         with trial.group(demand, hint=hint, see=2):
@@ -317,7 +318,7 @@ def _needs_rows(trial: Trial, got: Any, *keys: str) -> None:
     trial.needs(item, bool(fine), expected="such a list", got=repr(got)[:200], hint="by which names?")
 
 
-@exercise("15-03.3", "A summary from hooks", points=20, demands=11, stand_in=lambda: _summary, stand_in_name="ours")
+@exercise("15-03.3", "A summary from hooks", points=20, demands=8, stand_in=lambda: _summary, stand_in_name="ours")
 def summarize(trial: Trial, answer: Any) -> None:
     """`summarize(model, *args, **kwargs)` runs the model once and gives a dictionary for each call of a leaf."""
     x = torch.randn(6, 4)
@@ -327,15 +328,15 @@ def summarize(trial: Trial, answer: Any) -> None:
     trial.equal("runs the model itself, once", len(net.calls), 1, hint="how often, and is it a copy?")
     shared = Sample("a shared layer called twice", _Net(), x, extra=extra, twice=True)
     leaf = Sample("a model that is a leaf", nn.Conv2d(4, 6, (3, 2), groups=2), torch.randn(3, 4, 5, 4))
-    for key, demand, hint, see in (
-        ("name", "one row for each call of a leaf, in order, under the first name", "which modules have hooks?", 1),
-        ("kind", "kind is the name of the class", "what has a class's name?", None),
-        ("shapes", "shapes are those of all tensors in the output", "what may be inside of an output?", 2),
-        ("parameters", "parameters are counted once", "which were counted by a row above?", 3),
-        ("flops", "flops are those of flops_of", "what is given to flops_of?", None),
+    for keys, demand, hint, see in (
+        (("name", "kind"), "one row for each call of a leaf, in order, with first name and kind", "who has hooks?", 1),
+        (("shapes",), "shapes are those of all tensors in the output", "what may be inside of an output?", 2),
+        (("parameters",), "parameters are counted once", "which were counted by a row above?", 3),
+        (("flops",), "flops are those of flops_of", "what is given to flops_of?", None),
     ):
+        part = itemgetter(*keys)
         with trial.group(demand, hint=hint, see=see):
-            samples(trial, answer, _summary, [shared, leaf], look=lambda rows, *_, key=key: [row[key] for row in rows])
+            samples(trial, answer, _summary, [shared, leaf], look=lambda rows, *_, part=part: list(map(part, rows)))
 
     with trial.group("seconds are those of the call", hint="when does the clock start and stop?", see=1):
         slow = nn.Sequential(_Slow(), nn.Sequential(_Slow()), _Slow())
@@ -362,12 +363,11 @@ def summarize(trial: Trial, answer: Any) -> None:
         case = f"a model that raises {error!r}, grad mode {enabled}"
         with trial.group("runs in evaluation mode and records no graph", hint="which modules still train?", see=4):
             trial.equal(case, {*net.calls}, {"evaluation, no graph"})
-        with trial.group("an exception goes on as it is", hint="who catches it, and what is raised then?"):
+        demand = "modes, hooks and autograd are as before, and an exception goes through"
+        with trial.group(demand, hint="remember what, undo what?", see=4):
             trial.that(case, raised is error, expected=repr(error), got=f"{raised!r}, another object")
-        with trial.group("modes and hooks of the model are as before", hint="remember what, undo what?", see=4):
             trial.equal(case, snapshot(net), before)
-        with trial.group("autograd is on or off as before", hint="who switches it back?", see=4):
-            trial.equal(case, grad_mode, enabled)
+            trial.equal(f"autograd after {case}", grad_mode, enabled)
 
 
 # ---- 15-03.4
