@@ -269,7 +269,7 @@ def count_flops(trial: Trial, answer: Any) -> None:
     first.replace_all_uses_with(first.args[0])
     gm.graph.erase_node(first)
     gm.recompile()
-    with trial.group("of a GraphModule the own graph is used", hint="whose names are these?"):
+    with trial.group("a GraphModule is used as it is", hint="whose names are these?"):
         trial.equal("one whose graph was edited", counted(answer(gm, x)), counted(_count_flops(gm, x)))
 
     model = _Model(lambda m, x: m.drop(_spy(m.fc(x))), fc=nn.Linear(6, 1), drop=nn.Dropout(0.0))
@@ -683,11 +683,10 @@ class _Rounder(nn.Module):
         self.register_buffer("most", torch.tensor(0.0))
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        if self.symmetric:
-            step = (torch.maximum(-self.least, self.most) / self.high).clamp(min=1e-8)
-            return step, torch.zeros_like(step)
-        step = ((self.most - self.least) / self.high).clamp(min=1e-8)
-        return step, (-self.least / step).round()
+        least = torch.minimum(self.least, -self.most) if self.symmetric else self.least
+        most = -least if self.symmetric else self.most
+        step = ((most - least) / (self.high - self.low)).clamp(min=1e-8)
+        return step, torch.zeros_like(step) if self.symmetric else (-least / step).round()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.observing and x.numel():
@@ -752,6 +751,10 @@ def _with_output(gm: fx.GraphModule, place: int, target: Any, *arguments: Any) -
     return gm
 
 
+def _same(gm: fx.GraphModule) -> fx.GraphModule:
+    return gm
+
+
 def _no_double_negation(gm: fx.GraphModule) -> fx.GraphModule:
     """Right, a node less."""
 
@@ -761,10 +764,6 @@ def _no_double_negation(gm: fx.GraphModule) -> fx.GraphModule:
             gm.graph.erase_node(node)
 
     return _edited(gm, skip, operator.neg)
-
-
-def _same(gm: fx.GraphModule) -> fx.GraphModule:
-    return gm
 
 
 def _sin_to_cos(gm: fx.GraphModule) -> fx.GraphModule:
@@ -879,8 +878,12 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         backend = answer([one for one, _, _ in expected])
         with redirect_stderr(io.StringIO()):  # fx writes the code that raised
             run = backend(gm, inputs)
-        log = [(one.__name__, nodes - fewer, kept) for one, fewer, kept in expected]
-        trial.equal(f"log, {case}", backend.log, [log], hint=hint)
+        right = all(type(entry) is tuple and len(entry) == 3 for entries in backend.log for entry in entries)
+        form = "a list for each graph, in it (name, nodes, kept) for each pass"
+        trial.that(f"form of the log, {case}", right, expected=form, got=repr(backend.log)[:160])
+        found = [[f"{name}, {left} nodes, kept: {kept}" for name, left, kept in entries] for entries in backend.log]
+        wanted = [f"{one.__name__}, {nodes - fewer} nodes, kept: {kept}" for one, fewer, kept in expected]
+        trial.equal(f"log, {case}", found, [wanted], hint=hint)
         return run
 
     with trial.group("passes run in order, each on the result of those before", hint="which graph goes on?"):
