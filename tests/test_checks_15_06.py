@@ -683,7 +683,14 @@ RIGHT = {
     ],
     "PassBackend": [BackendByFunctions, BackendWithAClosure],
 }
-WRONG = dict(zip(CHECKS, (WRONG_REPLACE, WRONG_FLOPS, WRONG_CSE, WRONG_FUSE, WRONG_INSERT, WRONG_BACKEND), strict=True))
+WRONG = {
+    "replace_relu": WRONG_REPLACE,
+    "count_flops": WRONG_FLOPS,
+    "eliminate_common_subexpressions": WRONG_CSE,
+    "fuse_conv_bn": WRONG_FUSE,
+    "insert_fake_quant": WRONG_INSERT,
+    "PassBackend": WRONG_BACKEND,
+}
 
 
 class TestChecks(CheckProtocol):
