@@ -18,7 +18,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from course.answers import answers, definitions
 
 CELLS = """
-    silent-cases mini-proxy mini-operators mini-tracer verified writes module-effect call-effect effect
+    silent-cases mini-proxy mini-tracer verified writes module-effect call-effect effect
     fold fusion-cases fusion-parts fusion-kinds to-grid fake-quant to-integer aten-norm fold-exported
 """
 NETS = {"googlenet": {"init_weights": False, "aux_logits": False}}

@@ -317,10 +317,6 @@ WRONG_CSE = {
     "random: nothing merged": (cse((_PURE, '    if {"writes", "random"} & set(effects):')), "random nodes are kept"),
     "writes ignored": (cse((_PURE, "    if False:")), "keeps all of its nodes"),
     "writing nodes kept only": (cse((_PURE, "    if False:"), ('== "random"', '!= "none"')), "keeps all of its nodes"),
-    "inputs by their default": (
-        cse((_INPUTS, 'node.op == "output" or (node.op == "placeholder" and not node.args)'), ("node.target,", "str(node.target)[:0] if node.op == 'placeholder' else node.target,")),
-        "two inputs are never one",
-    ),
     "not recompiled": (
         cse(("    graph = copy.deepcopy(gm.graph)\n", "    result = copy.deepcopy(gm)\n    graph = result.graph\n"),
             ("    return fx.GraphModule(gm, graph)\n    ###", "    return result\n    ###")),
@@ -655,7 +651,7 @@ WRONG_BACKEND = {
     "all tensors": (backend((_CHANGED, "return outputs, inputs, dict(after)")), "same is written"),
     "tensors that both have": (
         backend((_CHANGED, "return outputs, inputs, dict(after)"), (_CLOSE, _COMMON)),
-        "same is written[\\s\\S]*_dead_code_and_modules, . nodes, kept: True",
+        "same is written[\\s\\S]*dead_code_and_modules, . nodes, kept: True",
     ),
     "sizes as they are": (backend(("return value.node.hint", "return value")), "symbolic sizes"),
     "sizes by int()": (backend(("return value.node.hint", "return int(value)")), "symbolic sizes[\\s\\S]*size afterwards"),
