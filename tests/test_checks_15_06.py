@@ -421,7 +421,9 @@ WRONG_FUSE = {
     "the model's mode only": (fusing((_KINDS, "module is model")), "training mode raises"),
     "norms only": (fusing((_KINDS, "isinstance(module, NORMS)")), "training mode raises"),
     "2d norms only": (fusing(("isinstance(module, NORMS)", "isinstance(module, nn.BatchNorm2d)")), "training mode raises"),
+    "norms of torch only": (fusing(("isinstance(module, NORMS)", "type(module) in NORMS")), "training mode raises"),
     "any module": (fusing((_KINDS, "True")), "training mode raises"),
+    "in evaluation mode": (fusing(("symbolic_trace(model)", "symbolic_trace(model.eval())")), "stay as they are"),
     "RuntimeError": (fusing(("raise ValueError(", "raise RuntimeError(")), "training mode raises"),
     "no name": (fusing(("{name or 'model'} is", "something is")), "training mode raises"),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ _RELUS = [  # text, forward, the same with `act` in place of each ReLU, parts
     ("F.relu(x, inplace=True)", lambda m, x: F.relu(x * 2, inplace=True), lambda act, x: act(x * 2)),
     ("torch.relu", lambda m, x: torch.relu(x) + x, lambda act, x: act(x) + x),
     ("the method relu", lambda m, x: (x - 1).relu().exp(), lambda act, x: act(x - 1).exp()),
+    ("a call that nobody uses", lambda m, x: (x * 3, F.relu(x))[1], lambda act, x: act(x)),
     ("a subclass of nn.ReLU", lambda m, x: m.own(x), lambda act, x: act(x) * 2),
 ]
 _OTHERS = [
@@ -118,7 +120,12 @@ _OTHERS = [
 def _with_relus(forward: Callable[[Any, Tensor], Any]) -> nn.Module:
     layers = {"act": nn.ReLU(), "inplace": nn.ReLU(inplace=True), "own": _OwnReLU()}
     deep = nn.Sequential(nn.Tanh(), nn.Sequential(nn.ReLU()), nn.Dropout().eval())
-    others = {"six": nn.ReLU6(), "leaky": nn.LeakyReLU(0.5), "relu": nn.GELU(), "slope": torch.tensor([0.5])}
+    others = {
+        "six": nn.ReLU6(),
+        "leaky": nn.LeakyReLU(0.5),
+        "relu": nn.GELU(),
+        "slope": nn.Parameter(torch.tensor([0.5])),
+    }
     return _Model(forward, deep=deep, **layers, **others)
 
 
@@ -219,6 +226,7 @@ _FLOPS = {  # demand: cases
         "nn.Linear with one output": lambda: _layer(nn.Linear(5, 1), 3, 5),
         "nn.Conv1d": lambda: _layer(nn.Conv1d(3, 4, 5), 2, 3, 11),
         "nn.Conv2d": lambda: _layer(nn.Conv2d(3, 4, (3, 2)), 2, 3, 6, 7),
+        "nn.Conv2d on one image": lambda: _layer(nn.Conv2d(3, 4, 2), 3, 6, 7),
         "nn.Conv3d": lambda: _layer(nn.Conv3d(2, 3, 2, padding=1), 1, 2, 3, 4, 5),
         "layer norm": lambda: _layer(nn.LayerNorm(6), 2, 6),
     },
@@ -421,8 +429,13 @@ def _pairs() -> Iterable[tuple[str, nn.Module, Tensor]]:
                 text = f"{kind.__name__}, groups={groups}, bias={bias}; affine={affine}"
                 model = nn.Sequential(conv, _norm(12, dims, affine=affine)).eval()
                 yield text, model, torch.randn(2, 8, *[7, 5, 4][:dims])
-    mirrored = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
-    yield "padding_mode='reflect'", nn.Sequential(mirrored, _norm(4)).eval(), torch.randn(2, 3, 6, 5)
+    for conv in (
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(4, 6, 3, dilation=2),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+        nn.ConvTranspose2d(4, 6, 3, dilation=2),
+    ):
+        yield str(conv), nn.Sequential(conv, _norm(6)).eval(), torch.randn(2, 4, 6, 5)
 
 
 _SHARED = {  # text: forward, and how many pairs it has
@@ -487,7 +500,8 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
         hold(alone, text, _Model(forward, **layers()).eval(), x, 0, None)
     _rounded_once(trial, answer)
     with trial.group("training mode raises ValueError with the name", hint="whose modes matter, whose name is told?"):
-        for name, kind in (("stem.1", nn.BatchNorm2d), ("stem.1", nn.BatchNorm1d), ("tail", nn.BatchNorm2d)):
+        kinds = (nn.BatchNorm2d, nn.BatchNorm1d, _OwnNorm, partial(nn.BatchNorm2d, track_running_stats=False))
+        for name, kind in (("tail", nn.BatchNorm2d), *(("stem.1", kind) for kind in kinds)):
             model = nn.Sequential()
             model.add_module("stem", nn.Sequential(nn.Conv2d(2, 2, 1), kind(2)))
             model.add_module("tail", nn.BatchNorm2d(2))
@@ -497,24 +511,34 @@ def fuse_conv_bn(trial: Trial, answer: Any) -> None:
         raises(trial, "the model in training mode", lambda: answer(model), ValueError, "model")
         quiet = nn.Sequential(nn.Conv2d(2, 2, 1), _norm(2), nn.Dropout(0.0)).eval()
         quiet[2].train()
+        before = snapshot(quiet)
         trial.equal("a dropout in training mode", len(_calls(answer(quiet))), 2)
+    with trial.group("model and its tensors stay as they are", hint="whose mode is switched?", see=1):
+        trial.equal("a dropout in training mode", snapshot(quiet), before)
 
 
 def _rounded_once(trial: Trial, answer: Any) -> None:
-    """Read the folded weights out of the result, and compare with those made in float64."""
+    """Compare the folded numbers with those made in float64."""
     hint = "in which dtype are the numbers made, and which one do they get?"
     with trial.group("folded in float32 at least, in the convolution's dtype", hint=hint):
-        for dtype, atol in ((torch.float64, 1e-12), (torch.bfloat16, 0.0)):
-            conv = nn.Conv2d(40, 40, 1, bias=False).to(dtype)
-            norm = nn.BatchNorm2d(40, eps=0.1).to(torch.promote_types(dtype, torch.float32))
-            norm.weight.data.uniform_(0.4, 1.4)
+        for dtype, other in ((torch.float64,) * 2, (torch.bfloat16, torch.float32), (torch.bfloat16,) * 2):
+            conv = nn.Conv2d(40, 40, 1).to(dtype)
+            norm = _norm(40).to(other)
             gm = answer(nn.Sequential(conv, norm).eval())
-            got = _run(gm, torch.eye(40, dtype=dtype)[:, :, None, None])[:, :, 0, 0]
-            wanted = conv.weight.double()[:, :, 0, 0] * norm.weight.double()[:, None] / (1 + norm.eps) ** 0.5
-            trial.equal(f"dtype of the result, {dtype}", got.dtype, dtype)
-            wrong = ((got - wanted.t().to(dtype)).abs() > atol).double().mean().item()
-            shown = f"{100 * wrong:.0f} % of the weights are others"
-            trial.that(f"weights in {dtype}", wrong < 0.02, expected="the exact ones, rounded once", got=shown)
+            (new,) = [module for module in gm.modules() if isinstance(module, nn.Conv2d)]
+            scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+            bias = (conv.bias.double() - norm.running_mean.double()) * scale + norm.bias.double()
+            weight = conv.weight.double() * scale.reshape(-1, 1, 1, 1)
+            for name, got, exact in (("weight", new.weight, weight), ("bias", new.bias, bias)):
+                case = f"{name}, {dtype} before a batch norm in {other}"
+                trial.equal(f"dtype of the {case}", got.dtype, dtype)
+                wrong = ((got - exact.to(dtype)).abs() > 1e-12).double().mean().item()
+                shown = f"{100 * wrong:.0f} % are others"
+                trial.that(case, wrong < 0.04, expected="the exact numbers, rounded once", got=shown)
+
+
+class _OwnNorm(nn.BatchNorm2d):
+    """Somebody's own batch norm."""
 
 
 # ---- 15-06.5
@@ -524,6 +548,8 @@ _LAYERS = {  # text: forward, how many values pass a FakeQuant, how many weights
     "two nn.Conv2d on two values": (lambda m, x: m.bare(x * 2) + m.other(x.relu()), 2, 2),
     "a value that is used otherwise, too": (lambda m, x: ((y := x * 2), m.conv(y) + y.sum())[-1], 1, 1),
     "uneven strides and dilations": (lambda m, x: m.uneven(x), 1, 1),
+    "a value that is a result, too": (lambda m, x: ((y := x * 2), m.conv(y), y)[1:], 1, 1),
+    "padding='same'": (lambda m, x: m.same(x), 1, 1),
     "padding_mode='reflect'": (lambda m, x: m.mirrored(x), 0, 0),
     "an nn.Linear called twice": (lambda m, x: m.fc(m.fc(x)), 2, 1),
     "other layers": (lambda m, x: m.norm(m.act(F.linear(x, m.fc.weight))), 0, 0),
@@ -537,6 +563,7 @@ def _with_layers(forward: Callable[[Any, Tensor], Any]) -> nn.Module:
         other=nn.Conv2d(4, 6, 3, padding=1),
         bare=nn.Conv2d(4, 6, 1, bias=False),
         uneven=nn.Conv2d(4, 2, 3, stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+        same=nn.Conv2d(4, 2, 3, padding="same"),
         mirrored=nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"),
         fc=nn.Linear(6, 6),
         act=nn.SiLU(),
