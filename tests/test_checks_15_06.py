@@ -381,7 +381,7 @@ WRONG_FUSE = {
     "eps forgotten": (fusing(("norm.running_var.to(wide) + norm.eps", "norm.running_var.to(wide)")), "every kind"),
     "bias not scaled": (fusing(("    bias = bias * scale\n", "")), "every kind"),
     "affine forgotten": (fusing(("if norm.weight is not None:", "if False:")), "every kind"),
-    "affine needed": (fusing(("    if norm.weight is not None:\n    ", "")), "AttributeError"),
+    "affine needed": (fusing(("    if norm.weight is not None:\n    ", "")), "TypeError"),
     "groups forgotten": (fusing((_TURNED, "weight = weight * scale[: weight.shape[1]].reshape(1, -1, *ones)")), "every kind"),
     "not transposed": (
         fusing((_TURNED, "weight = weight * scale.mean()")),

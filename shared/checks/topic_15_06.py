@@ -238,6 +238,9 @@ _FLOPS = {  # demand: cases
     "matrix products": {
         "x @ w": lambda: _product(lambda m, x: (x @ m.w).tanh(), (5, 7), 4, 5),
         "w @ x, batched": lambda: _product(lambda m, x: m.w @ x, (7, 5), 2, 3, 5, 4),
+        "x @ w, with a size in the graph": lambda: _product(
+            lambda m, x: x.reshape(x.shape[0], 6) @ m.w, (6, 3), 4, 2, 3
+        ),
         "torch.matmul": lambda: _product(lambda m, x: torch.matmul(x, m.w), (4, 5, 6), 2, 1, 3, 5),
     },
 }
@@ -442,6 +445,7 @@ _SHARED = {  # text: forward, and how many pairs it has
     "one convolution before two norms": (lambda m, x: m.b2(m.c(m.b(m.c(x)))), 2),
     "one norm behind two convolutions": (lambda m, x: m.b(m.d(m.b(m.c(x)))), 2),
     "one pair twice": (lambda m, x: m.b(m.c(m.b(m.c(x)))), 2),
+    "a pair behind a lone batch norm": (lambda m, x: m.b2(m.d(m.b(x))), 1),
     "a convolution with and without a norm": (lambda m, x: m.c(m.b(m.c(x))), 1),
 }
 _ALONE = {
@@ -550,7 +554,7 @@ _LAYERS = {  # text: forward, how many values pass a FakeQuant, how many weights
     "uneven strides and dilations": (lambda m, x: m.uneven(x), 1, 1),
     "a value that is a result, too": (lambda m, x: ((y := x * 2), m.conv(y), y)[1:], 1, 1),
     "padding='same'": (lambda m, x: m.same(x), 1, 1),
-    "padding_mode='reflect'": (lambda m, x: m.mirrored(x), 0, 0),
+    "padding_mode='reflect'": (lambda m, x: m.fc(m.mirrored(x)), 1, 1),
     "an nn.Linear called twice": (lambda m, x: m.fc(m.fc(x)), 2, 1),
     "other layers": (lambda m, x: m.norm(m.act(F.linear(x, m.fc.weight))), 0, 0),
 }
