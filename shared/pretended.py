@@ -54,8 +54,8 @@ _INDEXING |= {"aten::_unsafe_index": 1, "aten::index_fill_": 2}
 
 
 def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The storage, wherever it is, or None: fake and sparse tensors have none."""
-    if isinstance(tensor, FakeTensor):
+    """The storage, wherever it is, or None: fake and sparse tensors and proxies of torch.fx have none."""
+    if isinstance(tensor, FakeTensor) or not isinstance(tensor, Tensor):
         return None
     with torch._C.DisableTorchFunction():
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
