@@ -307,6 +307,8 @@ def export_batches(trial: Trial, answer: Any) -> None:
     with trial.group("takes every batch size, whatever the example's", hint="what is special about this size?", see=2):
         for rows in (5, 2, 1):
             program = export(linear, torch.randn(rows, 4))
+            least = [max(1, int(size.lower)) for size in program.range_constraints.values()]
+            trial.equal(f"smallest size, exported with {rows}", least, [1])
             inputs = [Sample(f"{n} rows, exported with {rows}", torch.randn(n, 4)) for n in (1, 2, 3, 33)]
             samples(trial, program.module(), linear, inputs)
     hint = "how far apart are numbers of this size, and what does agree say?"
