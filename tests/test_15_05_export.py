@@ -138,7 +138,7 @@ class TestJudge:
 
             return converted
 
-        said = lesson.judge(nn.Identity(), convert, None, [torch.zeros(n) for n in (1, 2, 3, 4)])
+        said = lesson.judge(nn.Identity(), convert, torch.zeros(1), [torch.zeros(n) for n in (1, 2, 3, 4)])
         assert said == "2 right, 1 wrong, 1 refused"
 
 
@@ -205,7 +205,7 @@ class TestCompareModels:
                 p.mul_(1e-4)
         other = copy.deepcopy(model)
         with torch.no_grad():
-            other.layers[2].weight.zero_()
+            other.layers[2].bias.zero_()
         assert lesson.compare_models(model, lesson.traced(other, x), (x,))[0] == "layers.2"
 
     def test_equal_models(self, lesson):
