@@ -320,9 +320,7 @@ WRONG_BATCHES = {
         "stay as they are",
     ),
     "one row is a view": (
-        batches(
-            ("x[:1].clone()", "x[:1]"), ("module(*copied(one))", "module(*one)"), ("model(*copied(one))", "model(*one)")
-        ),
+        batches(("module(*copied(one))", "module(*one)"), ("model(*copied(one))", "model(*one)")),
         "stay as they are",
     ),
     "PyTorch's error goes on": (batches((_USER_ERROR, "    except NotImplementedError as error:\n")), "every size"),

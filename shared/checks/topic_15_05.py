@@ -589,6 +589,7 @@ def load_shipped(trial: Trial, answer: Any) -> None:
 def _try_loader(trial: Trial, answer: Any, root: str) -> None:
     right = _Net().eval().requires_grad_(False)
     right.norm.running_mean.normal_()
+    right.norm.bias.fill_(100.0)  # so that a relative tolerance is a generous one
     sample = {"input": torch.randn(4, 6), "output": Tensor()}
     sample["output"] = right(sample["input"])
     others = torch.randn(7, 6)
@@ -616,7 +617,7 @@ def _try_loader(trial: Trial, answer: Any, root: str) -> None:
         """The form with this number is taken, and the ones before it are listed."""
         model, failed = load(*given, **options)
         trial.equal(f"files in the list, {case}", [name for name, _ in failed], ["a.bin", "b.bin"][:number])
-        trial.close(f"another batch, {case}", model(others), like(others), rtol=0, atol=5e-6)
+        trial.close(f"another batch, {case}", model(others), like(others), rtol=0, atol=1.6e-5)
 
     first = load(("export", forms["export"]), good)
     pair = isinstance(first, tuple) and len(first) == 2
@@ -628,7 +629,7 @@ def _try_loader(trial: Trial, answer: Any, root: str) -> None:
             takes(f"{format_} in training mode", 0, (format_, noisy), good, build=lambda: _Net().train())
     with trial.group("the first form that works is returned", hint="which form comes first?", see=1):
         # told apart by their answers, all within the tolerance
-        shifted = {format_: _shifted(right, 2e-5 * i) for i, format_ in enumerate(forms)}
+        shifted = {format_: _shifted(right, 4e-5 * i) for i, format_ in enumerate(forms)}
         near = {format_: _written(model, format_) for format_, model in shifted.items()}
         for order in itertools.permutations(near):
             takes(f"in the order {order}", 0, *((f, near[f]) for f in order), like=shifted[order[0]], names="cab")
