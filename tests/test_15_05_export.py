@@ -18,7 +18,8 @@ from course.answers import answers, definitions, run_source
 from shared import quiet
 
 CELLS = """
-    helpers recorder replay gate judge zoo zoo-more scanner compare-models compare-models-2 enhance cpp report five
+    helpers recorder replay gate gap agree judge zoo zoo-more scanner layer-calls first-difference compare-models
+    compare-models-2 enhance cpp report five
 """
 NOTEBOOK = json.loads(next(MODULE.glob("15-05_*.ipynb")).read_text(encoding="utf-8"))
 SOURCES = {cell["id"]: "".join(cell["source"]) for cell in NOTEBOOK["cells"]}
@@ -45,8 +46,9 @@ class TestRecorder:
             lambda x: F.layer_norm(x, (3,)).softmax(dim=-1),
             lambda x: x,
             lambda x: torch.arange(3.0),
+            lambda x: x * 2 if x.isnan().any().item() else x + (x * 3),
         ],
-        ids=["views", "several results", "in place", "constants", "composite", "the input", "no input"],
+        ids=["views", "several results", "in place", "constants", "composite", "the input", "no input", "a bool"],
     )
     def test_a_replay_is_the_function(self, lesson, function):
         tape = lesson.record(function, torch.randn(4, 3))
@@ -92,6 +94,25 @@ class TestJudge:
         assert gap(torch.tensor([1, 5]), torch.tensor([1, 2])) == 3
         assert gap(torch.tensor([True]), torch.tensor([False])) == 1
 
+    @pytest.mark.parametrize("size", [1e-12, 1.0, 1e9])
+    def test_rounding_is_relative_to_the_largest_number(self, lesson, size):
+        x = size * torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        assert lesson.agree(x.float(), x.float() * (1 + 1e-6))
+        assert lesson.agree([x, 3], [x + 0.99e-4 * x.abs().max(), 3])
+        assert not lesson.agree([x, 3], [x + 1.02e-4 * x.abs().max(), 3])
+        assert not lesson.agree(x, x.float())
+        assert lesson.largest({"a": x, "b": torch.tensor([torch.inf])}) == x.abs().max()
+
+    def test_nothing_but_zero_agrees_with_zero(self, lesson):
+        assert lesson.agree(torch.zeros(3), torch.zeros(3))
+        assert not lesson.agree(torch.full((3,), 1e-9), torch.zeros(3))
+        assert lesson.largest(["text", torch.zeros(0)]) == 0
+
+    def test_probes_stay_as_they_are(self, lesson):
+        probe = torch.ones(3)
+        assert lesson.judge(nn.ReLU(inplace=True), lambda m, _: lambda x: m(x.sub_(2)), probe, [probe]) == "1 wrong"
+        assert torch.equal(probe, torch.ones(3))
+
     def test_the_models_of_the_lesson(self, lesson):
         torch.manual_seed(0)
         example = torch.randn(4, 4)
@@ -117,7 +138,7 @@ class TestJudge:
 
             return converted
 
-        said = lesson.judge(nn.Identity(), convert, None, [torch.zeros(n) for n in (1, 2, 3, 4)])
+        said = lesson.judge(nn.Identity(), convert, torch.zeros(1), [torch.zeros(n) for n in (1, 2, 3, 4)])
         assert said == "2 right, 1 wrong, 1 refused"
 
 
@@ -168,6 +189,25 @@ class Several(nn.Module):
 
 
 class TestCompareModels:
+    @pytest.mark.parametrize("name", ["layers.0", "layers.2", "inner.0"])
+    def test_the_first_step_finds_the_layer_of_a_trace(self, lesson, name):
+        model, x = Functional().eval(), torch.randn(3, 4)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.get_submodule(name).bias[1] += 0.5
+            assert lesson.first_difference(model, lesson.traced(other, x), (x,)) == name
+            assert lesson.first_difference(model, lesson.traced(model, x), (x,)) is None
+
+    def test_outputs_that_are_tiny(self, lesson):
+        model, x = Functional().eval(), torch.randn(3, 4)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1e-4)
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.inner[0].bias.zero_()
+        assert lesson.compare_models(model, lesson.traced(other, x), (x,))[0] == "inner.0"
+
     def test_equal_models(self, lesson):
         model, x = Functional().eval(), torch.randn(3, 4)
         for other in (copy.deepcopy(model), lesson.traced(model, x), torch.export.export(model, (x,))):
@@ -322,7 +362,7 @@ class TestWithoutPython:
         body, images = lesson.Body().eval(), torch.rand(100, 1, 28, 28)
         names = {**vars(lesson), "folder": tmp_path, "body": body, "images": images, "positive": images[:8]}
         with torch.no_grad():
-            names |= {"in_python": body(images), "batch": {0: Dim("batch")}}
+            names |= {"in_python": body(images), "any_rows": ({0: Dim("batch")},)}
         run_source(SOURCES["onnx"], "onnx", names)
         found = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
         assert len(found) == 3
