@@ -1,8 +1,7 @@
 """Run the tests: the notebooks as they are (nbval), their student edition, their rehearsal, and all of tests/.
 
 A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its three executions and its
-checks' tests. What has passed for a notebook isn't repeated while nothing that it depends on has changed; --fresh
-repeats it. All other options and paths go to pytest; with a path only that is tested, e.g.
+checks' tests. All other options and paths go to pytest; with a path only that is tested, e.g.
 `python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`.
 """
 
