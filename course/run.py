@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
     parser.add_argument("--jobs", "-j", type=_positive_int, default=2, help="notebooks at a time (default 2)")
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks that passed")
+    parser.add_argument("--cell", action="append", default=[], metavar="ID", help="--save only this one's (repeatable)")
     parser.add_argument("--rehearse", action="store_true", help="pretend an accelerator, to find mistakes with devices")
     parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
     parser.add_argument(
@@ -92,12 +93,16 @@ def main(args: argparse.Namespace) -> int:
         data = check_settings(args.data)
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
+        if args.cell and not args.save:
+            raise SelectionError("--cell says which outputs are stored; add --save.")
         output = args.output / "rehearsed" if args.rehearse else args.output
         jobs = plan(select(args.notebooks, syllabus.load()), output, rehearse=args.rehearse)
         folders = {output, *(job.notebook.path.parent for job in jobs if args.save and job.notebook.path.is_file())}
+        if args.cell:
+            _require_cells(jobs, args.cell)
         for folder in sorted(folders):
             require_writable(folder, "" if folder != output else "; name another --output")
-    except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError) as error:
+    except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError, NotebookError) as error:
         console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     start = time.monotonic()
@@ -105,7 +110,9 @@ def main(args: argparse.Namespace) -> int:
     with asked_to_end(), _Display(jobs, console) as display:
         try:
             options = {"timeout": args.timeout, "rehearse": args.rehearse}
-            asyncio.run(run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, **options))
+            asyncio.run(
+                run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, cells=args.cell, **options)
+            )
         except KeyboardInterrupt:
             interrupted = True
     for job in jobs:
@@ -145,10 +152,10 @@ def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> 
     return jobs
 
 
-async def run_all(jobs: list[Job], display: _Display, *, at_once: int, data: str, save: bool, **options: Any) -> None:
+async def run_all(jobs: list[Job], display: _Display, *, at_once: int, data: str, **options: Any) -> None:
     """Run the jobs in their order, `at_once` at a time; what goes wrong with one is noted in it and stops no other.
 
-    `options` are those of `execute`: timeout, rehearse.
+    `options` are those of `execute`, timeout and rehearse, and what is stored: save, cells.
     """
     waiting = iter(jobs)
     at_once = min(at_once, sum(job.notebook.path.is_file() for job in jobs)) or 1
@@ -156,12 +163,12 @@ async def run_all(jobs: list[Job], display: _Display, *, at_once: int, data: str
 
     async def work() -> None:
         for job in waiting:
-            await _run_one(job, display, save=save, env=env, **options)
+            await _run_one(job, display, env=env, **options)
 
     await asyncio.gather(*(work() for _ in range(at_once)))
 
 
-async def _run_one(job: Job, display: _Display, *, save: bool, **options: Any) -> None:
+async def _run_one(job: Job, display: _Display, *, save: bool, cells: list[str], **options: Any) -> None:
     path = job.notebook.path
     if not path.is_file():
         job.status = "not written yet"
@@ -176,7 +183,7 @@ async def _run_one(job: Job, display: _Display, *, save: bool, **options: Any) -
         copy.metadata[STAMP] = _digest(notebook)
         write_notebook(copy, job.target)
         if save and job.progress.failure is None:
-            _save(job, notebook, digest)
+            _save(job, notebook, digest, cells)
     except NotebookError as error:
         job.progress.failure = Failure(str(error))
         _keep_changed_copy(job)
@@ -213,8 +220,19 @@ def _keep_changed_copy(job: Job) -> None:
     job.notes.append(f"an older copy had been changed; it is kept as {kept.name}")
 
 
-def _save(job: Job, executed: NotebookNode, digest: str) -> None:
-    """Put the outputs, and nothing else, into the source."""
+def _require_cells(jobs: list[Job], cells: list[str]) -> None:
+    """SelectionError if there isn't one notebook, or it lacks a code cell of these ids."""
+    if len(jobs) != 1 or not jobs[0].notebook.path.is_file():
+        raise SelectionError("--cell needs one notebook, such as 15-03.")
+    notebook, _ = read_notebook(jobs[0].notebook.path)
+    code = {cell.get("id") for cell in notebook.cells if cell.cell_type == "code"}
+    for cell in cells:
+        if cell not in code:
+            raise SelectionError(f"{jobs[0].notebook.label} has no code cell {cell!r}.")
+
+
+def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> None:
+    """Put the outputs of `cells`, or of all if there are none, into the source, and nothing else."""
     path = job.notebook.path
     if job.progress.cut:
         job.notes.append("not saved: output was cut")
@@ -225,7 +243,9 @@ def _save(job: Job, executed: NotebookNode, digest: str) -> None:
     source = nbformat.reads(path.read_text(encoding="utf-8"), as_version=nbformat.NO_CONVERT)
     for mine, theirs in zip(source.cells, executed.cells, strict=True):
         if mine.cell_type == "code":
-            mine.outputs, mine.execution_count = theirs.outputs, theirs.execution_count
+            mine.execution_count = theirs.execution_count
+            if not cells or mine.id in cells:
+                mine.outputs = theirs.outputs
     write_notebook(source, path)
     job.notes.append("outputs saved")
 

@@ -1,6 +1,8 @@
 """One look for every figure: style, palette, how it is shown, and the few kinds that all notebooks share."""
 
+import hashlib
 import io
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +35,8 @@ COLOURS = {
     "pale": "#EBEBEB",
 }
 CYCLE = [COLOURS[name] for name in ("blue", "orange", "green", "red", "purple", "sky", "grey")]
+# stored with each picture, so that lint finds those that were drawn with other colours
+PALETTE = hashlib.sha256(json.dumps(COLOURS).encode()).hexdigest()[:8]
 
 
 def use_course_style() -> None:
@@ -67,9 +71,9 @@ def show(alt: str, figure: Figure | None = None) -> None:
 
     What is stored, and what is made of it (JupyterLab 4.6, nbconvert 7.17, VS Code 1.80 and later):
 
-    - `image/png`, 144 dpi, with the metadata `alt` and `width` (in CSS pixels). nbconvert's `classic` template writes
-      `<img alt="...">`; its `lab` template leaves `alt` out and the exporter then fills in "No description has been
-      provided for this image"; JupyterLab's `<img>` has no alt at all. All of them heed `width`.
+    - `image/png`, 144 dpi, with the metadata `alt`, `width` (in CSS pixels) and `palette`. nbconvert's `classic`
+      template writes `<img alt="...">`; its `lab` template leaves `alt` out and the exporter then fills in
+      "No description has been provided for this image"; JupyterLab's `<img>` has no alt at all. All of them heed `width`.
     - `text/plain`, the same text: what VS Code takes as alt, and what a terminal shows.
 
     An `<img alt>` in `text/html` would show in all of them, but it doubles the bytes, and nbval compares it pixel by
@@ -97,7 +101,7 @@ def show(alt: str, figure: Figure | None = None) -> None:
         if ipython is not None and ipython.get_ipython() is not None:
             ipython.display.display(
                 {"image/png": png, "text/plain": alt},
-                metadata={"image/png": {"alt": alt, "width": width}},
+                metadata={"image/png": {"alt": alt, "width": width, "palette": PALETTE}},
                 raw=True,
             )
     finally:

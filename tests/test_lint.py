@@ -15,6 +15,7 @@ from course.exercise_form import MarkerError, answer_metadata, check_metadata, s
 from course.rules import lint_notebook, relaxed_for
 from course.rules.names import read_and_written
 from course.rules.notebook import named_topics
+from course.rules.outputs import current_palette
 from course.rules.table import RULES
 from course.start_page import GUARD
 from course.syllabus import load
@@ -44,7 +45,7 @@ def said(text, name="stdout"):
 
 
 def figure(kind="image/png", alt="A falling line."):
-    described = {kind: {"alt": alt}} if alt is not None else {}
+    described = {kind: {"alt": alt, "palette": current_palette()}} if alt is not None else {}
     return {"output_type": "display_data", "metadata": described, "data": {kind: PIXEL, "text/plain": "<Figure>"}}
 
 
@@ -436,6 +437,11 @@ DAMAGE = {
     "SVG with the text of a PNG": (
         change("figure-1", outputs=[figure("image/svg+xml") | {"metadata": {"image/png": {"alt": "A line."}}}]),
         "alt",
+        "figure-1",
+    ),
+    "figure in other colours": (
+        change("figure-1", outputs=[figure() | {"metadata": {"image/png": {"alt": "A line.", "palette": "0"}}}]),
+        "palette",
         "figure-1",
     ),
     "text that is none": (change("figure-1", outputs=[figure(alt=3)]), "alt", "figure-1"),

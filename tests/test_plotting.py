@@ -19,9 +19,11 @@ from PIL import Image
 
 from course.environment import ROOT
 from course.execution import execute_blocking
+from course.rules.outputs import current_palette
 from shared.plotting import (
     COLOURS,
     CYCLE,
+    PALETTE,
     arrow,
     bars,
     box,
@@ -74,6 +76,7 @@ def test_the_text_reaches_the_stored_output(shown):
     (output,) = shown.cells[0].outputs  # once: the inline backend doesn't show it again
     text = "A line that rises from 1 to 4."
     assert output.metadata["image/png"]["alt"] == text
+    assert output.metadata["image/png"]["palette"] == PALETTE
     assert output.data["text/plain"] == text
     picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
     assert picture.width == pytest.approx(9 * 144, abs=40)
@@ -139,6 +142,11 @@ def test_photographs_keep_their_colours_and_drawings_are_small(monkeypatch):
 
 
 # ---------------------------------------------------------------- the palette
+
+
+def test_lint_knows_the_palette_that_is_stored_with_each_picture():
+    assert current_palette() == PALETTE
+
 
 # Machado, Oliveira and Fernandes (2009), severity 1: what linear RGB becomes for the three kinds of colour blindness
 VISION = {

@@ -42,7 +42,7 @@ def run_files(paths, output, monkeypatch, **options):
     printed = io.StringIO()
     monkeypatch.setattr(run, "_console", lambda: Console(file=printed, width=140, highlight=False))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    args = {"jobs": 2, "save": False, "rehearse": False, "timeout": 60.0, "data": None, **options}
+    args = {"jobs": 2, "save": False, "cell": [], "rehearse": False, "timeout": 60.0, "data": None, **options}
     parsed = run.argparse.Namespace(notebooks=[str(path) for path in paths], output=output, **args)
     return run.main(parsed), printed.getvalue()
 
@@ -130,6 +130,20 @@ def test_save_changes_outputs_and_nothing_else(tmp_path, monkeypatch):
     once = path.read_bytes()
     run_files([path], tmp_path / "out", monkeypatch, save=True)
     assert path.read_bytes() == once, "saving again changes nothing"
+
+
+@pytest.mark.notebook
+def test_save_may_be_for_one_cell(tmp_path, monkeypatch):
+    path = write(tmp_path / "n.ipynb", "1 + 1", "2 + 2")
+    notebook = nbformat.read(path, as_version=4)
+    first, second = (cell.id for cell in notebook.cells)
+    status, _ = run_files([path], tmp_path / "out", monkeypatch, save=True, cell=[second])
+    assert status == 0
+    saved = nbformat.read(path, as_version=4).cells
+    assert [len(cell.outputs) for cell in saved] == [0, 1]
+    for wrong, said in (({"save": True, "cell": ["c77"]}, "no code cell 'c77'"), ({"cell": [first]}, "add --save")):
+        status, printed = run_files([path], tmp_path / "out", monkeypatch, **wrong)
+        assert (status, said in printed) == (2, True)
 
 
 @pytest.mark.notebook

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import json
 import re
 from collections.abc import Iterator
+from functools import cache
 
+from course.environment import ROOT
 from course.rules.notebook import Notebook, first_line, joined
 from course.rules.table import Complaint, rule
 
@@ -77,6 +82,34 @@ def alternative_text(notebook: Notebook) -> Iterator[Complaint]:
                 alt = described.get("alt") if isinstance(described, dict) else None
                 if not isinstance(alt, str) or not alt.strip():
                     yield cell.id, 'stores a figure without a text for those who don\'t see it; end with show(alt="…")'
+
+
+@cache
+def current_palette() -> str:
+    """PALETTE of shared/plotting.py, which takes seconds to import."""
+    tree = ast.parse((ROOT / "shared" / "plotting.py").read_text(encoding="utf-8"))
+    (colours,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["COLOURS"]
+    )
+    return hashlib.sha256(json.dumps(ast.literal_eval(colours)).encode()).hexdigest()[:8]
+
+
+@rule("palette", not_for=("draft",))
+def palette(notebook: Notebook) -> Iterator[Complaint]:
+    for cell in notebook.code:
+        for output in cell.outputs:
+            described = output.get("metadata", {}).get("image/png", {})
+            drawn = "image/png" in output.get("data", {}) and "alt" in described  # by show(), which writes both
+            if drawn and described.get("palette") != current_palette():
+                yield (
+                    cell.id,
+                    (
+                        "stores a figure in other colours than those of shared/plotting.py; "
+                        f"python -m course run {notebook.topic.number} --save draws it anew"
+                    ),
+                )
 
 
 @rule("widgets")
