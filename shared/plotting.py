@@ -73,7 +73,8 @@ def show(alt: str, figure: Figure | None = None) -> None:
 
     - `image/png`, 144 dpi, with the metadata `alt`, `width` (in CSS pixels) and `palette`. nbconvert's `classic`
       template writes `<img alt="...">`; its `lab` template leaves `alt` out and the exporter then fills in
-      "No description has been provided for this image"; JupyterLab's `<img>` has no alt at all. All of them heed `width`.
+      "No description has been provided for this image"; JupyterLab's `<img>` has no alt at all. All of them heed
+      `width`.
     - `text/plain`, the same text: what VS Code takes as alt, and what a terminal shows.
 
     An `<img alt>` in `text/html` would show in all of them, but it doubles the bytes, and nbval compares it pixel by
