@@ -39,8 +39,8 @@ PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
 
-TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together (0.26
-to 2.11, 0.29.2 to 2.15). Remove both and let them be installed again:
+TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
+the pair in constraints.txt does. Remove both and let them be installed again:
     python -m course clean --all
     python -m course setup
 For another index (CPU-only wheels, another CUDA) set COURSE_TORCH_INDEX to its address for the second line."""
