@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course import guard, release, syllabus, wheel
+from course import guard, release, syllabus
 from course.environment import ROOT, requirements
 from course.execution import read_notebook
 from course.workbook import BEGIN, END, finished, solutions, student_edition
@@ -216,10 +216,11 @@ def test_what_shared_imports_is_what_the_students_install(bundle, in_wheel):
                 tops.add(node.module.split(".")[0])
     tops -= set(sys.stdlib_module_names) | {"shared", "torch", "lightning"}  # lightning: an optional section of 15-10
     owners = metadata.packages_distributions()
-    assert {owners[top][0].lower() for top in tops} == set(wheel.SMALL)
+    small = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    assert {owners[top][0].lower() for top in tops} == small
     (path,) = (path for path in in_wheel if path.endswith("/METADATA"))
     asked = re.findall("^Requires-Dist: (.*)$", in_wheel[path].decode(), re.MULTILINE)
-    assert {re.match("[a-z]+", line)[0] for line in asked} == set(wheel.SMALL)
+    assert {re.match("[a-z]+", line)[0] for line in asked} == small
     assert set(asked) <= set(requirements(ROOT))
     listed = bundle["requirements.txt"].decode()
     assert [re.match("[a-z]+", line)[0] for line in listed.splitlines()[1:-1]] == list(release.FOR_STUDENTS)
