@@ -24,8 +24,13 @@ def share_of_cores(at_once: int) -> dict[str, str]:
 
 
 def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
-    """Run a program in the foreground; Ctrl-C is for it to handle."""
-    return end_of(subprocess.Popen(arguments, cwd=ROOT, env=env))
+    """Run a program in the foreground; Ctrl-C is for it to handle. If we are asked to end (SIGTERM), so is it."""
+    process = subprocess.Popen(arguments, cwd=ROOT, env=env)
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        return end_of(process)
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

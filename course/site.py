@@ -46,7 +46,7 @@ GUIDE = "INSTRUCTOR_GUIDE.md"
 FLAT_COLOURS = 16  # of a drawing: these few are nearly all of it
 PHOTOGRAPH = 0.08  # a picture with more than this share outside of them has photographs in it
 ROW = 4.0  # rem: the height of a topic in the map, in course.css as well
-MAP_WIDTH = 6.5  # rem
+MAP_WIDTH = 5.0  # rem
 
 
 class SiteError(Exception):
@@ -197,7 +197,6 @@ def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool) -> st
     text = (PARTS / "index.md").read_text(encoding="utf-8")
     text = text.format(
         title=f"Module {book.module.number}: {book.module.title}",
-        count=len(lessons),
         hours=round(total / 60),
         map=topic_map([lesson.topic for lesson in lessons], book),
         table="\n".join(rows),
@@ -229,11 +228,11 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
                 f'{x:.2f} {bottom:.2f}" marker-end="url(#tip)"/>'
             )
         arcs.append(f'<circle cx="{MAP_WIDTH - 0.4:.2f}" cy="{(place + 0.5) * ROW:.2f}" r="0.16"/>')
-        about = f"builds on {', '.join(needs)}" if needs else "can be taken first"
+        about = f"builds on {', '.join(needs)}; " if needs else ""
         page = Path(topic.file).with_suffix(".html")
         rows.append(
-            f'<div class="topic"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
-            f"<span>{about}; {escape(topic.owns)}</span></div>"
+            f'<div class="stop"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
+            f"<span>{about}{escape(topic.owns)}</span></div>"
         )
     height = len(topics) * ROW
     return "\n".join(
@@ -245,7 +244,7 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
             'orient="auto"><path d="M 0 0 L 10 5 L 0 10 z" fill="currentColor" stroke="none"/></marker></defs>',
             *arcs,
             "</svg>",
-            '<div class="topics">',
+            '<div class="stops">',
             *rows,
             "</div>",
             "</div>",

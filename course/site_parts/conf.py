@@ -34,5 +34,6 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_show_copyright = False
 html_show_sphinx = False
