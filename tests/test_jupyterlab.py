@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.processes,
 ]
-SECONDS = 120  # the most that a start, a run or an end may take
+SECONDS = 240  # the most that a start, a run or an end may take
 TOPIC = syllabus.load().topics["15-03"]
 # `python -m course` with another syllabus, so with other lessons
 COURSE = """
@@ -109,7 +109,8 @@ class Page:
         self.driver = driver
         driver.get(address)
         wait(lambda: len(self.cells()) > LAST, "the notebook is shown")
-        wait(lambda: self.run("return jupyterapp.shell.currentWidget?.context?.isReady"), "the notebook is read")
+        kernel = "return jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+        wait(lambda: self.run(kernel) == "idle", "its kernel has started")
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
@@ -186,6 +187,6 @@ def test_from_the_first_start_to_an_update(tmp_path):
         with lab(book, tmp_path) as (address, _, log):
             assert "with your answers to " in log.read_text()
             page = Page(driver, address)
-            assert "New title" in page.cells()[0].text
+            wait(lambda: "New title" in page.cells()[0].get_attribute("textContent"), "the new edition is shown")
             assert "".join(page.source(ANSWER)) == RIGHT
             page.run_all("passed", CHECK)
