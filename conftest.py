@@ -31,7 +31,7 @@ ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebo
 STARTED_WITH = dict(os.environ)  # an import may set more, in the workers: torch's inductor sets TORCHINDUCTOR_CACHE_DIR
 # not short, and about no notebook (they pass when all are empty): not repeated when only notebooks have changed
 TOOLS = ("cli", "data", "data_command", "data_decoding", "data_fetching", "environment", "killing", "launcher")
-TOOLS += ("confined", "mutants", "new", "offline", "plotting", "pretended", "run", "suite")
+TOOLS += ("confined", "jupyterlab", "mutants", "new", "offline", "plotting", "pretended", "run", "suite")
 ABOUT_TOOLS = {f"tests/test_{name}.py" for name in TOOLS}
 # the longest first, so that no worker waits at the end; of a kind, what has the most tests
 ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")

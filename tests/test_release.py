@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import importlib.util
 import io
 import os
 import re
@@ -400,6 +401,25 @@ def test_the_wheel_beside_a_notebook_is_installed_once(bundle, folder, wheel_nam
     finally:
         command = [other_python, "-m", "pip", "uninstall", "--quiet", "--yes", "advanced-pytorch-internals"]
         subprocess.run(command, env=surroundings(), timeout=SECONDS, check=True)
+
+
+@pytest.mark.parametrize("beside", ["", "advanced_pytorch_internals-15.0.0-py3-none-any.whl"])
+def test_with_an_address_the_first_lines_fetch_the_course_once(monkeypatch, tmp_path, capsys, beside):
+    lines = guard.for_students(guard.GUARD, "https://example.org/course")
+    installed, found = [], importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found(name) if name != "shared" else installed or None
+    )
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: installed.append(command[-1]))
+    monkeypatch.chdir(tmp_path)
+    if beside:
+        Path(beside).touch()
+    for _ in range(2):
+        exec(lines, {})
+    assert installed == [beside or "git+https://example.org/course"]
+    assert (
+        capsys.readouterr().out == f"Installing {installed[0]}: the helpers, checks and data samples of this notebook\n"
+    )
 
 
 def test_where_it_is_installed_the_first_lines_do_nothing(monkeypatch, tmp_path):
