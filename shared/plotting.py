@@ -210,6 +210,8 @@ def _with_still(player: str, png: bytes, width: int, player_width: int, alt: str
 </div>
 <style>
 .steps img {{ max-width: 100%; height: auto; background: white; }}
+.steps .animation {{ display: block; text-align: left; }}
+.steps input[type=range].anim-slider {{ display: block; width: 374px; max-width: 100%; margin: 0; }}
 .steps.on > .still {{ display: none; }}
 .steps.on > .player {{ display: block !important; }}
 @media print {{

@@ -4,6 +4,7 @@ import base64
 import io
 import itertools
 import re
+import time
 from types import SimpleNamespace
 
 import matplotlib as mpl
@@ -15,6 +16,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from browser import PHONE, as_phone, chromium, errors, what_is_missing
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
@@ -121,6 +123,35 @@ def test_a_player_has_its_frames_a_still_picture_and_no_address(shown):
     assert still[1] == "Bars that &quot;grow&quot; step by step."
     assert base64.b64decode(still[2]) == base64.b64decode(first.data["image/png"]), "what GitHub and print show"
     assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == 'Bars that "grow" step by step.'
+
+
+@pytest.mark.notebook
+@pytest.mark.notebook
+@pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
+def test_one_can_step_through_a_player_without_a_network(shown, tmp_path):
+    page = tmp_path / "page.html"
+    head = '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    page.write_text(head + shown.cells[2].outputs[0].data["text/html"], encoding="utf-8")
+    with chromium() as driver:
+        as_phone(driver)
+        driver.get(page.as_uri())
+        picture = driver.find_element("css selector", ".animation img")
+        deadline = time.monotonic() + 20
+        while not picture.get_attribute("src") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen = []
+        for _ in range(12):
+            seen.append(picture.get_attribute("src"))
+            driver.find_element("css selector", '[aria-label="Next frame"]').click()
+        assert len(set(seen)) == 12
+        assert seen[-1] == picture.get_attribute("src"), "it stays at the last one"
+        assert picture.is_displayed()
+        assert not driver.find_element("css selector", ".still").is_displayed()
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= PHONE
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert not picture.is_displayed()
+        assert driver.find_element("css selector", ".still").is_displayed()
+        assert errors(driver) == []
 
 
 @pytest.mark.notebook
