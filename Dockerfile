@@ -23,5 +23,7 @@ RUN pip install --extra-index-url "$TORCH_INDEX" -r requirements-dev.txt -c cons
     && chown -R learner: /home/learner
 
 USER learner
+# the student edition, which Binder opens
+RUN python -m course workbook
 EXPOSE 8888
 CMD ["python", "-m", "course", "lab", "--ServerApp.ip=0.0.0.0", "--no-browser"]

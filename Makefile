@@ -6,7 +6,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup run test lab workbook release grade data lint mutate new clean
+.PHONY: help setup run test lab workbook release site grade data lint mutate new clean
 
 help:
 	@$(PYTHON) -m course help $(ARGS)
@@ -28,6 +28,9 @@ workbook:
 
 release:
 	@$(PYTHON) -m course release $(ARGS)
+
+site:
+	@$(PYTHON) -m course site $(ARGS)
 
 grade:
 	@$(PYTHON) -m course grade "$(SUBMISSIONS)" $(ARGS)

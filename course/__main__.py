@@ -18,6 +18,7 @@ COMMANDS = {
     "lab": ("make the student edition in workbook/ and open it in JupyterLab", True),
     "workbook": ("make the student edition in workbook/, or renew it with your answers in it", True),
     "release": ("write the bundles that are handed out to students and to instructors into dist/", True),
+    "site": ("build the web site from the stored outputs into site/: to read before anything is installed", True),
     "grade": ("grade a folder of submissions: a table, feedback pages and a summary", True),
     "data": ("say which data sets are here; fetch the full ones", True),
     "lint": ("hold the notebooks against the syllabus and their templates", True),

@@ -19,7 +19,32 @@ if not (find_spec("torch") and find_spec("shared")):
     )\
 """
 
+# what notebooks have that are handed out: the kernel's name, another cure, and, where the course has an address, what
+# is fetched when no wheel lies beside them
+_BESIDE = """\
+    for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
+        print(f"Installing {wheel}, which came with this notebook")
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wheel], timeout=900)
+"""
+_FETCHED = """\
+    beside = sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))
+    course = beside[-1] if beside else "git+{address}"
+    print(f"Installing {{course}}: the helpers, checks and data samples of this notebook")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", course], timeout=900)
+"""
+KERNEL = ("Select Kernel", "Select Kernel, `.venv` of the course's folder")
+STUDENTS_CURE = "run `%pip install -r requirements.txt` in the course's folder (get it {source})"
 
-def with_cure(source: str, cure: str) -> str:
-    """A cell's source; if it begins with the guard, that now names another way to get what is missing."""
-    return GUARD.replace(CURE, cure) + source.removeprefix(GUARD) if source.startswith(GUARD) else source
+
+def for_students(source: str, address: str = "") -> str:
+    """A cell's source; if it begins with the guard, that is now the one of notebooks that are handed out.
+
+    It takes the course from `address` if no wheel lies beside the notebook, and names the students' way to get it.
+    """
+    if not source.startswith(GUARD):
+        return source
+    found_at = f"from {address}" if address else "where you got this notebook"
+    lines = GUARD.replace(CURE, STUDENTS_CURE.format(source=found_at)).replace(*KERNEL)
+    if address:
+        lines = lines.replace(_BESIDE, _FETCHED.format(address=address))
+    return lines + source.removeprefix(GUARD)

@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 from course.environment import ROOT, end_of
+
+PATIENCE = 15.0  # seconds that a program has to end when it is asked to
 
 
 def share_of_cores(at_once: int) -> dict[str, str]:
@@ -24,8 +27,26 @@ def share_of_cores(at_once: int) -> dict[str, str]:
 
 
 def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
-    """Run a program in the foreground; Ctrl-C is for it to handle."""
-    return end_of(subprocess.Popen(arguments, cwd=ROOT, env=env))
+    """Run a program in the foreground; Ctrl-C is for it to handle.
+
+    If we are asked to end (SIGTERM), so is the program, and it is ended if that takes longer than PATIENCE: JupyterLab
+    waits for ever for a kernel that was just starting.
+    """
+    process = subprocess.Popen(arguments, cwd=ROOT, env=env)
+    killer = threading.Timer(PATIENCE, process.kill)
+    killer.daemon = True
+
+    def end(*_: object) -> None:
+        process.terminate()
+        if not killer.is_alive():
+            killer.start()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return end_of(process)
+    finally:
+        killer.cancel()
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ from course import start_page, syllabus
 from course.environment import ROOT, requirements
 from course.execution import NotebookError, read_notebook
 from course.files import NotWritableError, require_writable, write_whole
-from course.guard import with_cure
 from course.syllabus import Syllabus
+from course.ways import as_file
 from course.wheel import student_wheel, zipped
 from course.workbook import EditionError, finished, student_edition, unlink_missing
 
@@ -111,9 +111,9 @@ def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, byte
             Path(folder, name).touch()
         for name, notebook in notebooks.items():
             unlink_missing(notebook, Path(folder))
-            bundle[name] = _as_file(notebook, book)
+            bundle[name] = as_file(notebook, book)
     there = {number: notebooks[topic.file] for number, topic in book.topics.items() if topic.file in notebooks}
-    bundle[start_page.NAME] = _as_file(start_page.start_page(book, there, RENEWING), book)
+    bundle[start_page.NAME] = as_file(start_page.start_page(book, there, RENEWING), book)
     needed = [line for line in requirements(root) if Requirement(line).name in FOR_STUDENTS]
     bundle["requirements.txt"] = "\n".join(["-c constraints.txt", *needed, f"./{wheel}", ""]).encode()
     for name, path in (("constraints.txt",) * 2, ("LICENSE",) * 2, ("DATA.md", "datasets/README.md")):
@@ -151,15 +151,6 @@ def _lessons(root: Path, commit: Commit, book: Syllabus) -> dict[str, nbformat.N
     if problems:
         raise ReleaseError("\n".join(problems))
     return editions
-
-
-def _as_file(notebook: nbformat.NotebookNode, book: Syllabus) -> bytes:
-    """The file of a notebook whose first lines name the bundle's cure."""
-    source = f"from {book.module.repository}" if book.module.repository else "where you got this notebook"
-    cure = f"run `%pip install -r requirements.txt` in the course's folder (get it {source})"
-    for cell in notebook.cells:
-        cell.source = with_cure(cell.source, cure)
-    return nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"
 
 
 # --------------------------------------------------------------------------------------------------------------------

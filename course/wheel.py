@@ -22,10 +22,6 @@ from packaging.requirements import Requirement
 
 from course.environment import requirements
 
-# What `shared` imports beside torch. The notebooks' first lines install the wheel where torch is there already, and
-# a dependency on torch might replace the build that fits the machine's GPU by another.
-SMALL = ("cloudpickle", "filelock", "matplotlib", "numpy", "pillow", "pooch", "psutil", "tqdm")
-
 METADATA = """\
 Metadata-Version: 2.1
 Name: {name}
@@ -72,7 +68,9 @@ def student_wheel(root: Path, tracked: Collection[str], moment: datetime) -> tup
     for path in project["license-files"]:
         files[f"{info}/licenses/{path}"] = (root / path).read_bytes()
     metadata = METADATA.format_map({**project, "version": version})
-    needed = [line for line in requirements(root) if Requirement(line).name in SMALL]
+    # without torch: the notebooks' first lines install the wheel where torch is there already, and a dependency on it
+    # might replace the build that fits the machine's GPU by another
+    needed = [line for line in requirements(root) if Requirement(line).name in project["dependencies"]]
     metadata += "".join(f"Requires-Dist: {line}\n" for line in needed)
     files[f"{info}/METADATA"] = metadata.encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()

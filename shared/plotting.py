@@ -1,16 +1,20 @@
 """One look for every figure: style, palette, how it is shown, and the few kinds that all notebooks share."""
 
+import base64
 import hashlib
 import io
 import json
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.animation import FuncAnimation
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -18,6 +22,12 @@ from PIL import Image
 DPI = 144  # of what `show` stores; sharp enough on a screen with two pixels a point
 SCREEN_DPI = 100  # how large a figure appears: an inch is 100 CSS pixels
 FEW_COLOURS = 4096  # a drawing has at most these, a photograph has more
+STEPS_BYTES = 300_000  # the most that a player takes, with all of its frames
+# signs on the player's buttons, in place of a font of icons that matplotlib would fetch from the network
+ICONS = {
+    "fa-minus": "−", "fa-fast-backward": "|«", "fa-step-backward": "‹", "fa-play fa-flip-horizontal": "◀",
+    "fa-pause": "‖", "fa-play": "▶", "fa-step-forward": "›", "fa-fast-forward": "»|", "fa-plus": "+",
+}  # fmt: skip
 
 # Okabe and Ito's hues (https://jfly.uni-koeln.de/color/), told apart with every common colour vision, made lighter or
 # darker so that they also differ in greyscale. Lightness (CIE L*): ink 13, blue 29, red 41, grey 51, green 60,
@@ -109,6 +119,115 @@ def show(alt: str, figure: Figure | None = None) -> None:
         plt.close(figure)  # or the inline backend would show it once more, at the end of the cell
 
 
+def show_steps(
+    figure: Figure,
+    draw: Callable[[Any], object],
+    frames: Sequence[Any],
+    alt: str,
+    *,
+    seconds: float = 1.0,
+    still: int = -1,
+) -> None:
+    """Show a figure that one can step through, in matplotlib's own player. The last line of a cell that draws.
+
+    Where scripts don't run (on GitHub, in print, in a notebook that isn't trusted yet) there is a still picture.
+    Nothing is fetched from a network.
+
+    Args:
+        figure: with the axes that `draw` uses. Frames have its size, so leave room for the largest.
+        draw: called with each of `frames` (possibly more than once), to draw all that this step shows. The axes have
+            been cleared; texts that belong to the figure itself stay.
+        frames: what `draw` is called with, in order; a frame is a step of what is shown.
+        alt: what the figure shows, in a sentence or two.
+        seconds: how long a step lasts while it plays.
+        still: the frame of the still picture; default: the last one.
+
+    Raises:
+        ValueError: `alt` is empty, there are fewer than two frames, or all of them take more than 300 kB.
+    """
+    if not isinstance(alt, str) or not alt.strip():
+        raise ValueError("alt is empty: say in a sentence what the figure shows")
+    if len(frames) < 2:
+        raise ValueError(f"{len(frames)} frames: a figure with one state is for show()")
+    alt = " ".join(alt.split())
+
+    def cleared(frame: Any) -> tuple:
+        for ax in figure.axes:
+            ax.clear()
+        draw(frame)
+        return ()
+
+    try:
+        for dpi in (DPI, SCREEN_DPI):  # less sharp if it doesn't fit otherwise
+            with mpl.rc_context({"savefig.bbox": None, "savefig.dpi": dpi, "animation.embed_limit": 100}):
+                steps = FuncAnimation(figure, cleared, frames=list(frames), init_func=tuple, interval=1000 * seconds)
+                player = _offline(steps.to_jshtml(default_mode="once"))
+            cleared(frames[still])
+            png, width = _png(figure)
+            html = _with_still(player, png, width, round(figure.get_figwidth() * SCREEN_DPI), alt)
+            if len(html) <= STEPS_BYTES:
+                break
+        else:
+            raise ValueError(
+                f"{len(frames)} frames take {len(html) / 1000:.0f} kB, the most is {STEPS_BYTES / 1000:.0f} kB: show "
+                "fewer steps, a smaller figure, or less in it"
+            )
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and ipython.get_ipython() is not None:
+            ipython.display.display(
+                {"text/html": html, "image/png": png, "text/plain": alt},
+                metadata={"image/png": {"alt": alt, "width": width}},
+                raw=True,
+            )
+    finally:
+        plt.close(figure)
+
+
+def _offline(player: str) -> str:
+    """Matplotlib's player with small frames, without what it would fetch, and the same in each run."""
+
+    def smaller(found: re.Match) -> str:
+        picture = Image.open(io.BytesIO(base64.b64decode(found[1].replace("\\\n", ""))))
+        return f'"data:image/png;base64,{base64.b64encode(_compressed(picture)).decode()}"'
+
+    player = re.sub(r"<link[^>]*>", "", player)
+    player = re.sub(r'"data:image/png;base64,([^"]*)"', smaller, player)
+    player = re.sub(r'<i class="fa ([^"]*)"></i>', lambda icon: ICONS[icon[1]], player)
+    player = player.replace('action="#n" ', "")
+    random = re.search(r"_anim_img([0-9a-f]{32})", player)[1]
+    return player.replace(random, hashlib.sha256(player.replace(random, "").encode()).hexdigest()[:32])
+
+
+def _with_still(player: str, png: bytes, width: int, player_width: int, alt: str) -> str:
+    """The player, and a still picture that the player's script hides, but for print."""
+    alt = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    name = re.search(r"_anim_img([0-9a-f]{32})", player)[1]
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    picture = f'<img class="still" width="{width}" alt="{alt}" src="{source}">'
+    frame = f'<img id="_anim_img{name}"'
+    player = player.replace(f"{frame}>", f'{frame} width="{player_width}" alt="{alt}">')
+    return f"""\
+<div id="_steps{name}" class="steps">
+{picture}
+<div class="player" style="display: none">
+{player}
+</div>
+<style>
+.steps img {{ max-width: 100%; height: auto; background: white; }}
+.steps .animation {{ display: block; text-align: left; }}
+.steps input[type=range].anim-slider {{ display: block; width: 374px; max-width: 100%; margin: 0; }}
+.steps.on > .still {{ display: none; }}
+.steps.on > .player {{ display: block !important; }}
+@media print {{
+  .steps.on > .still {{ display: inline; }}
+  .steps.on > .player {{ display: none !important; }}
+}}
+</style>
+<script>setTimeout(function() {{ document.getElementById("_steps{name}").classList.add("on"); }}, 0);</script>
+</div>
+"""
+
+
 def _png(figure: Figure) -> tuple[bytes, int]:
     """The figure as PNG, and how many CSS pixels wide it is to appear.
 
@@ -117,12 +236,18 @@ def _png(figure: Figure) -> tuple[bytes, int]:
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight")
-    picture = Image.open(buffer).convert("RGB")
+    picture = Image.open(buffer)
+    return _compressed(picture), round(picture.width * SCREEN_DPI / DPI)
+
+
+def _compressed(picture: Image.Image) -> bytes:
+    """A picture as PNG, a drawing with 256 colours."""
+    picture = picture.convert("RGB")
     if picture.getcolors(FEW_COLOURS) is not None:
         picture = picture.quantize(256, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue(), round(picture.width * SCREEN_DPI / DPI)
+    return buffer.getvalue()
 
 
 def image_grid(

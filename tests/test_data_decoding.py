@@ -32,7 +32,7 @@ from tiny_data import (
     write_files,
 )
 
-from shared.data.arrays import SPLITS, DamagedFile, blaming
+from shared.data.arrays import SPLITS, DamagedFile, DataError, blaming
 from shared.data.decoding import decode_batch, read_members, read_sample, read_split, sample_paths
 
 DAMAGE = pytest.mark.parametrize("damage", [truncate, flip_bit])
@@ -331,5 +331,5 @@ def test_a_sample_of_another_size_or_kind_is_refused(tmp_path):
     with pytest.raises(DamagedFile, match=picture.name):
         read_sample(spec, "test")
     picture.unlink()
-    with pytest.raises(DamagedFile, match="No such file"):
+    with pytest.raises(DataError, match=rf"{picture.name} is missing\. It belongs to the course"):
         read_sample(spec, "test")

@@ -3,6 +3,9 @@
 import base64
 import io
 import itertools
+import re
+import time
+from types import SimpleNamespace
 
 import matplotlib as mpl
 
@@ -13,12 +16,15 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from browser import PHONE, as_phone, chromium, errors, what_is_missing
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
 from course.environment import ROOT
 from course.execution import execute_blocking
+from course.rules import outputs
+from course.rules.notebook import Cell
 from course.rules.outputs import current_palette
 from shared.plotting import (
     COLOURS,
@@ -33,6 +39,7 @@ from shared.plotting import (
     key_map,
     module_tree,
     show,
+    show_steps,
     use_course_style,
 )
 
@@ -65,6 +72,12 @@ def shown() -> nbformat.NotebookNode:
         print(len(plt.get_fignums()))
         show("the second of two")
         """,
+        """
+        from shared.plotting import show_steps
+        fig, ax = plt.subplots(figsize=(9, 3.6))
+        draw = lambda step: ax.bar(range(8), [min(i, step) for i in range(8)]) and ax.set(title=f"step {step}")
+        for _ in range(2): show_steps(fig, draw, range(12), 'Bars that "grow"\\nstep by step.')
+        """,
     ]
     notebook = new_notebook(cells=[new_code_cell("\n".join(map(str.strip, cell.splitlines()))) for cell in cells])
     assert execute_blocking(notebook, ROOT, timeout=120).failure is None
@@ -96,6 +109,91 @@ def test_the_figure_that_is_named_is_shown_and_closed(shown):
 def test_nbconvert_writes_the_text_into_the_page(shown):
     page, _ = HTMLExporter(template_name="classic").from_notebook_node(shown)
     assert '<img alt="A line that rises from 1 to 4."' in page
+
+
+@pytest.mark.notebook
+def test_a_player_has_its_frames_a_still_picture_and_no_address(shown):
+    first, second = shown.cells[2].outputs
+    html = first.data["text/html"]
+    assert html == second.data["text/html"], "the same in each run"
+    assert len(html) < 300_000
+    assert "://" not in html
+    assert "fa-" not in html, "a button without a sign"
+    frames = [base64.b64decode(found) for found in re.findall(r'] = "data:image/png;base64,([^"]*)"', html)]
+    assert len(set(frames)) == 12
+    assert {Image.open(io.BytesIO(frame)).size for frame in frames} == {(9 * 144, round(3.6 * 144))}
+    still = re.search(r'<img class="still" width="\d+" alt="([^"]*)" src="data:image/png;base64,([^"]*)"', html)
+    assert still[1] == "Bars that &quot;grow&quot; step by step."
+    assert base64.b64decode(still[2]) == base64.b64decode(first.data["image/png"]), "what GitHub and print show"
+    assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == 'Bars that "grow" step by step.'
+
+
+@pytest.mark.notebook
+@pytest.mark.notebook
+@pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
+def test_one_can_step_through_a_player_without_a_network(shown, tmp_path):
+    page = tmp_path / "page.html"
+    head = '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    page.write_text(head + shown.cells[2].outputs[0].data["text/html"], encoding="utf-8")
+    with chromium() as driver:
+        as_phone(driver)
+        driver.get(page.as_uri())
+        picture = driver.find_element("css selector", ".animation img")
+        deadline = time.monotonic() + 20
+        while not picture.get_attribute("src") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen = []
+        for _ in range(12):
+            seen.append(picture.get_attribute("src"))
+            driver.find_element("css selector", '[aria-label="Next frame"]').click()
+        assert len(set(seen)) == 12
+        assert seen[-1] == picture.get_attribute("src"), "it stays at the last one"
+        assert picture.is_displayed()
+        assert not driver.find_element("css selector", ".still").is_displayed()
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= PHONE
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert not picture.is_displayed()
+        assert driver.find_element("css selector", ".still").is_displayed()
+        assert errors(driver) == []
+
+
+@pytest.mark.notebook
+def test_lint_has_nothing_to_say_against_a_player(shown):
+    cells = [Cell(0, "c", "code", "", {}, cell.outputs, 1) for cell in shown.cells]
+    read = SimpleNamespace(code=cells)
+    for check in (outputs.outputs, outputs.alternative_text, outputs.widgets):
+        assert list(check(read)) == []
+
+
+def test_each_frame_is_drawn_on_cleared_axes_and_the_still_is_the_one_asked_for():
+    figure, ax = plt.subplots()
+    lines = []
+
+    def draw(step):
+        ax.plot([step, step])
+        lines.append((step, len(ax.lines)))
+
+    show_steps(figure, draw, "abc", "three lines", still=1)
+    assert {step for step, _ in lines} == set("abc")
+    assert {count for _, count in lines} == {1}
+    assert lines[-1] == ("b", 1)
+    assert plt.get_fignums() == []
+
+
+def test_a_player_that_would_be_large_is_an_error_and_closed():
+    figure, ax = plt.subplots(figsize=(9, 3.6))
+    noise = np.random.default_rng(0).random((4, 400, 400))
+    with pytest.raises(ValueError, match=r"4 frames take \d+ kB, the most is 300 kB"):
+        show_steps(figure, lambda step: ax.imshow(noise[step]), range(4), "noise")
+    assert plt.get_fignums() == []
+
+
+def test_a_player_needs_a_text_and_steps():
+    figure, _ = plt.subplots()
+    with pytest.raises(ValueError, match="say in a sentence"):
+        show_steps(figure, print, range(3), " ")
+    with pytest.raises(ValueError, match="1 frames"):
+        show_steps(figure, print, range(1), "one")
 
 
 def test_outside_a_notebook_the_figure_is_drawn_and_closed(recwarn):

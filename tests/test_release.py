@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import importlib.util
 import io
 import os
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course import guard, release, syllabus, wheel
+from course import guard, release, syllabus
 from course.environment import ROOT, requirements
 from course.execution import read_notebook
 from course.workbook import BEGIN, END, finished, solutions, student_edition
@@ -216,10 +217,11 @@ def test_what_shared_imports_is_what_the_students_install(bundle, in_wheel):
                 tops.add(node.module.split(".")[0])
     tops -= set(sys.stdlib_module_names) | {"shared", "torch", "lightning"}  # lightning: an optional section of 15-10
     owners = metadata.packages_distributions()
-    assert {owners[top][0].lower() for top in tops} == set(wheel.SMALL)
+    small = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    assert {owners[top][0].lower() for top in tops} == small
     (path,) = (path for path in in_wheel if path.endswith("/METADATA"))
     asked = re.findall("^Requires-Dist: (.*)$", in_wheel[path].decode(), re.MULTILINE)
-    assert {re.match("[a-z]+", line)[0] for line in asked} == set(wheel.SMALL)
+    assert {re.match("[a-z]+", line)[0] for line in asked} == small
     assert set(asked) <= set(requirements(ROOT))
     listed = bundle["requirements.txt"].decode()
     assert [re.match("[a-z]+", line)[0] for line in listed.splitlines()[1:-1]] == list(release.FOR_STUDENTS)
@@ -399,6 +401,25 @@ def test_the_wheel_beside_a_notebook_is_installed_once(bundle, folder, wheel_nam
     finally:
         command = [other_python, "-m", "pip", "uninstall", "--quiet", "--yes", "advanced-pytorch-internals"]
         subprocess.run(command, env=surroundings(), timeout=SECONDS, check=True)
+
+
+@pytest.mark.parametrize("beside", ["", "advanced_pytorch_internals-15.0.0-py3-none-any.whl"])
+def test_with_an_address_the_first_lines_fetch_the_course_once(monkeypatch, tmp_path, capsys, beside):
+    lines = guard.for_students(guard.GUARD, "https://example.org/course")
+    installed, found = [], importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found(name) if name != "shared" else installed or None
+    )
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: installed.append(command[-1]))
+    monkeypatch.chdir(tmp_path)
+    if beside:
+        Path(beside).touch()
+    for _ in range(2):
+        exec(lines, {})
+    assert installed == [beside or "git+https://example.org/course"]
+    assert (
+        capsys.readouterr().out == f"Installing {installed[0]}: the helpers, checks and data samples of this notebook\n"
+    )
 
 
 def test_where_it_is_installed_the_first_lines_do_nothing(monkeypatch, tmp_path):

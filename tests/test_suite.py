@@ -297,3 +297,27 @@ def test_the_image_is_made_of_the_one_list_of_packages():
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
     assert f"WORKDIR {container['workspaceFolder']}" in dockerfile
     assert f"USER {container['remoteUser']}" in dockerfile
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# being asked to end
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+POLITE = "import time; print('up', flush=True); time.sleep(60)"
+OURS = """
+import sys
+from course import processes
+processes.PATIENCE = 0.5
+processes.subprocess_status(sys.argv[1:], None)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("program", [POLITE, STUBBORN])
+def test_a_program_ends_with_us_when_we_are_asked_to(program):
+    command = [sys.executable, "-c", OURS, sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stdout.read() == "", "the program still has our pipe"

@@ -54,8 +54,10 @@ def read_sample(facts: Facts, split: str) -> Split:
         remedy = f"git -C {error.path.parent} checkout -- {error.path.name}"
         if IN_WHEEL:
             remedy = f"{sys.executable} -m pip install --force-reinstall --no-deps, and the course's wheel"
-        text = f"{error.reason}. It belongs to the course; take it from there again ({remedy})"
-        raise DamagedFile(error.path, text) from error
+        text = f"It belongs to the course; take it from there again ({remedy})"
+        if not error.path.exists():
+            raise DataError(f"{error.path} is missing. {text}") from error
+        raise DamagedFile(error.path, f"{error.reason}. {text}") from error
 
 
 def sample_paths(facts: Facts, split: str) -> tuple[Path, Path]:

@@ -1,0 +1,64 @@
+"""The ways to a notebook from elsewhere: a download, Colab, Kaggle, Binder.
+
+Students' notebooks and the wheel are on the branch STUDENT_BRANCH of the repository, where CI puts them: the notebooks
+beside the code hold the solutions.
+"""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+from nbformat import NotebookNode
+
+from course.guard import for_students
+from course.syllabus import Syllabus, Topic
+
+STUDENT_BRANCH = "student"
+_GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
+
+
+def on_github(address: str) -> str:
+    """OWNER/NAME of a repository on GitHub, "" for another address: Colab and Kaggle open notebooks from there only."""
+    found = _GITHUB.fullmatch(address)
+    return found[1] if found else ""
+
+
+def links(book: Syllabus, file: str) -> dict[str, str]:
+    """Where a notebook of the student edition can be opened: name → address."""
+    name = on_github(book.module.repository)
+    if not name:
+        return {}
+    at = f"github.com/{name}/blob/{STUDENT_BRANCH}/{file}"
+    return {
+        "Open in Colab": f"https://colab.research.google.com/{at.replace('github.com', 'github')}",
+        "Open in Kaggle": f"https://kaggle.com/kernels/welcome?src=https://{at}",
+        "Open in Binder": f"https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/workbook/{file}",
+    }
+
+
+def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
+    """The row of buttons below a page's title, as HTML."""
+    made = [f'<a href="notebooks/{topic.file}" download>Download the notebook</a>']
+    made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
+    made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
+    return "\n".join(['<div class="ways">', *made, "</div>"])
+
+
+def how_to_begin(book: Syllabus) -> str:
+    """The front page's lines on how to get to work, as Markdown."""
+    address = book.module.repository
+    if not address:
+        return (
+            "Each notebook's page has a button that downloads it. What it needs besides, the students' bundle, comes "
+            "from whoever handed out the course."
+        )
+    clone = f"    git clone {address} module-15\n    cd module-15\n    make lab"
+    return f"In a browser, each notebook's page opens it in Colab, Kaggle or Binder. On your own machine:\n\n{clone}\n"
+
+
+def as_file(notebook: NotebookNode, book: Syllabus) -> bytes:
+    """The file of a student's notebook, whose first lines fetch the course, or say how to get it."""
+    for cell in notebook.cells:
+        cell.source = for_students(cell.source, book.module.repository)
+    return nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"

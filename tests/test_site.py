@@ -1,0 +1,278 @@
+"""The site: what is on its pages, and that a browser without a network shows them as they should be."""
+
+import importlib.util
+import os
+import re
+import time
+from collections import defaultdict
+from dataclasses import replace
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag
+
+import nbformat
+import pytest
+from browser import PHONE, as_phone, chromium, errors, what_is_missing
+from PIL import Image
+
+from course import site, syllabus, ways
+from course.workbook import solutions as solutions_of
+
+BOOK = syllabus.load()
+MISSING = [name for module, name in site.NEEDED.items() if importlib.util.find_spec(module) is None]
+IN_BROWSER = pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
+ADDRESS = "https://github.com/owner/course"
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    return site.read_lessons(BOOK)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, lessons):
+    """The site, built once for all tests of this file."""
+    if MISSING:
+        pytest.skip(f"{', '.join(MISSING)}: pip install -r requirements-site.txt")
+    output = tmp_path_factory.mktemp("site")
+    before = os.times()
+    site.build(BOOK, lessons, output)
+    after = os.times()  # the processor's: other tests run beside this one
+    assert sum(after[:4]) - sum(before[:4]) < 90
+    return output
+
+
+class _Page(HTMLParser):
+    """What a page refers to, and the places in it that can be referred to."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.parts, self.ids = [], [], set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
+        if tag == "a" and found.get("href"):
+            self.links.append(found["href"])
+        else:
+            self.parts += [found[name] for name in ("src", "href") if found.get(name)]
+
+
+# what is in it ------------------------------------------------------------------------------------------------------
+
+
+def test_every_topic_has_its_page_its_solutions_and_its_notebook(built, lessons):
+    size = sum(path.stat().st_size for path in built.rglob("*"))
+    assert size < 60e6
+    for lesson in lessons:
+        for path in (f"{lesson.page}.html", f"{lesson.solutions_page}.html", f"notebooks/{lesson.topic.file}"):
+            assert (built / path).is_file(), path
+        front = (built / "index.html").read_text(encoding="utf-8")
+        assert f'<a href="{lesson.page}.html">{lesson.topic.number} ' in front, "in the map"
+    for name in ("glossary", "INSTRUCTOR_GUIDE", "search"):
+        assert (built / f"{name}.html").is_file()
+
+
+def test_links_and_pictures_are_there_and_nothing_comes_from_elsewhere(built):
+    pages = {path: _Page(path) for path in built.glob("*.html")}
+    broken = defaultdict(list)
+    for path, page in pages.items():
+        assert [part for part in page.parts if re.match(r"(https?:)?//", part)] == [], path.name
+        for target in page.links + page.parts:
+            file, place = urldefrag(target)
+            if re.match(r"[a-z]+:", target):
+                continue
+            found = (built / unquote(file)).resolve() if file else path
+            found = found.parent / unquote(file.partition("?")[0]).rpartition("/")[2] if "?" in file else found
+            if not found.is_file() or (place and found in pages and unquote(place) not in pages[found].ids):
+                broken[path.name].append(target)
+    assert not broken
+
+
+def test_code_that_only_draws_and_hints_are_folded(built, lessons):
+    for lesson in lessons:
+        page = (built / f"{lesson.page}.html").read_text(encoding="utf-8")
+        folded = sum("hide-input" in cell.metadata.get("tags", []) for cell in lesson.full.cells)
+        assert page.count("tag_hide-input") == folded
+        hints = sum(
+            len(re.findall(r"^<details>", cell.source, re.MULTILINE))
+            for cell in lesson.full.cells
+            if cell.cell_type == "markdown"
+        )
+        assert len(re.findall(r"<details>\s*<summary>", page)) == hints
+        assert page.count("<details") == page.count("</details>")
+
+
+@pytest.mark.parametrize("with_solutions", [False, True])
+def test_solutions_are_on_their_own_pages_or_nowhere(tmp_path, lessons, with_solutions):
+    source, extra = tmp_path / "source", tmp_path / "extra"
+    source.mkdir()
+    site.write_pages(BOOK, lessons, source, extra, with_solutions)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.md")}
+    for path in [*source.glob("*.ipynb"), *extra.glob("notebooks/*.ipynb")]:
+        texts[path] = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    assert sum(str(name).endswith("_solutions.md") for name in texts) == with_solutions * len(lessons)
+    assert (site.GUIDE in texts) == with_solutions
+    assert ("olution" in texts["index.md"]) == with_solutions
+    for lesson in lessons:
+        for block in [block for blocks in solutions_of(lesson.full).values() for block in blocks if len(block) > 200]:
+            inside = [name for name, text in texts.items() if block in text]
+            assert inside == ([f"{lesson.solutions_page}.md"] if with_solutions else [])
+
+
+def test_the_checks_of_the_solutions_are_not_quoted_on_the_students_page(tmp_path, lessons):
+    page = site.lesson_page(lessons[0], BOOK, tmp_path, solutions=True)
+    graded = [cell for cell in page.cells if cell.metadata.get("nbgrader")]
+    assert graded
+    assert not any(cell.get("outputs") for cell in graded)
+    assert any(cell.get("outputs") for cell in page.cells)
+
+
+def test_the_words_of_a_term_are_in_the_notebook_that_explains_it(lessons):
+    terms = site.read_glossary()
+    assert set(terms) <= set(BOOK.topics)
+    for lesson in lessons:
+        text = " ".join(cell.source for cell in lesson.full.cells).lower()
+        assert len(terms[lesson.topic.number]) >= 4
+        for term in terms[lesson.topic.number]:
+            missing = [word for word in re.findall(r"[\w.]+", term.lower()) if word[:6] not in text]
+            assert not missing, f"{lesson.topic.number} has no {term}"
+    assert len({term.lower() for topic in terms.values() for term in topic}) == sum(map(len, terms.values()))
+
+
+def test_a_drawing_is_told_from_photographs():
+    drawing = Image.new("RGB", (200, 100), "white")
+    drawing.paste("navy", (20, 20, 90, 80))
+    assert not site.has_photographs(drawing)
+    drawing.paste(Image.linear_gradient("L").resize((80, 80)), (100, 10))
+    assert site.has_photographs(drawing)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<details><summary>A</summary>\n**b**\n</details>", "<details><summary>A</summary>\n\n**b**\n\n</details>"),
+        ("<details><summary>A</summary>\n\nb\n\n</details>", "<details><summary>A</summary>\n\nb\n\n</details>"),
+    ],
+)
+def test_what_is_folded_is_markdown_as_well(before, after):
+    assert site.alone_on_its_line(before) == after
+
+
+# ways to a notebook -------------------------------------------------------------------------------------------------
+
+
+def with_address(address):
+    return replace(BOOK, module=replace(BOOK.module, repository=address))
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/course"])
+def test_without_an_address_on_github_there_is_only_the_download(address):
+    topic = BOOK.topics["15-03"]
+    assert re.findall('href="([^"]*)"', ways.buttons(with_address(address), topic, None)) == [f"notebooks/{topic.file}"]
+
+
+def test_an_address_on_github_gives_one_click(lessons):
+    topic = BOOK.topics["15-03"]
+    _, colab, kaggle, binder, answers = re.findall(
+        'href="([^"]*)"', ways.buttons(with_address(ADDRESS + ".git"), topic, "15-03_solutions")
+    )
+    assert colab == f"https://colab.research.google.com/github/owner/course/blob/student/{topic.file}"
+    assert kaggle == f"https://kaggle.com/kernels/welcome?src={ADDRESS}/blob/student/{topic.file}"
+    assert binder == f"https://mybinder.org/v2/gh/owner/course/HEAD?urlpath=lab/tree/workbook/{topic.file}"
+    assert answers == "15-03_solutions.html"
+    assert f"git clone {ADDRESS}" in ways.how_to_begin(with_address(ADDRESS))
+
+
+# the command --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path, lessons, monkeypatch):
+    monkeypatch.setattr(site, "NEEDED", {})
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(site.SiteError, match="something else than a site"):
+        site.build(BOOK, lessons, tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_what_is_missing_is_named_with_the_line_that_installs_it(tmp_path, lessons, monkeypatch):
+    monkeypatch.setattr(site, "NEEDED", {"a_module_of_nobody": "a-package"})
+    with pytest.raises(site.SiteError, match=r"a-package isn't installed(.|\n)*pip install -r requirements-site.txt"):
+        site.build(BOOK, lessons, tmp_path)
+
+
+def test_a_notebook_without_outputs_is_named(tmp_path):
+    for lesson in site.read_lessons(BOOK):
+        nbformat.write(lesson.edition, tmp_path / lesson.topic.file)
+    with pytest.raises(site.SiteError, match=r"15-01_.*: has no outputs: python -m course run 15-01 --save"):
+        site.read_lessons(BOOK, tmp_path)
+
+
+# in a browser -------------------------------------------------------------------------------------------------------
+
+READY = """
+const done = arguments[arguments.length - 1];
+const math = () => window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
+math().then(() => requestAnimationFrame(() => done({
+    wide: document.documentElement.scrollWidth,
+    math: document.querySelectorAll("span.math, div.math").length,
+    set: document.querySelectorAll(".math mjx-container").length,
+    wrong: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map(e => e.textContent),
+    dollars: [...document.querySelectorAll("article p, article li, article summary")]
+        .filter(e => /\\$[^$]+\\$/.test([...e.childNodes].filter(n => n.nodeType == 3).map(n => n.data).join("")))
+        .map(e => e.textContent.slice(0, 80)),
+    missing: [...document.images].filter(i => i.loading != "lazy" && !i.naturalWidth).map(i => i.src),
+    loaded: performance.getEntriesByType("resource").map(e => e.name).filter(n => !/^(file|data|blob):/.test(n)),
+})));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as driver:
+        yield driver
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_every_page_on_a_phone_without_a_network(built, browser):
+    """No error, no request, mathematics set, nothing wider than the screen."""
+    as_phone(browser)
+    found, formulas = {}, 0
+    for path in sorted(built.glob("*.html")):
+        browser.get(path.as_uri())
+        page = browser.execute_async_script(READY)
+        formulas += page["math"]
+        complaints = {key: page[key] for key in ("wrong", "dollars", "missing", "loaded") if page[key]}
+        complaints |= {"math": page["math"], "set": page["set"]} if page["math"] != page["set"] else {}
+        complaints |= {"wide": page["wide"]} if page["wide"] > PHONE else {}
+        complaints |= {"console": said} if (said := errors(browser)) else {}
+        found |= {path.name: complaints} if complaints else {}
+    assert not found
+    assert formulas > 50
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_search_finds_the_page_that_explains_a_term(built, browser):
+    browser.get(f"{(built / 'search.html').as_uri()}?q=fragmentation")
+    deadline = time.monotonic() + 20
+    while not (found := browser.find_elements("css selector", "#search-results li a")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert any("15-07_" in link.get_attribute("href") for link in found)
+    assert errors(browser) == []
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_dark_mode_turns_drawings_and_leaves_photographs(built, browser, lessons):
+    browser.get((built / f"{lessons[0].page}.html").as_uri())
+    style = "return [...document.querySelectorAll(arguments[0])].map(e => getComputedStyle(e).filter)"
+    for mode, turned in (("light", False), ("dark", True)):
+        browser.execute_script("document.documentElement.dataset.theme = arguments[0]", mode)
+        drawings, photographs = (browser.execute_script(style, f"img.{kind}") for kind in ("drawing", "photograph"))
+        assert drawings
+        assert photographs
+        assert all(("invert" in found) == turned for found in drawings)
+        assert not any("invert" in found for found in photographs)
