@@ -176,7 +176,7 @@ def show_steps(
         if ipython is not None and ipython.get_ipython() is not None:
             ipython.display.display(
                 {"text/html": html, "image/png": png, "text/plain": alt},
-                metadata={"image/png": {"alt": alt, "width": width}},
+                metadata={"image/png": {"alt": alt, "width": width, "palette": PALETTE}},
                 raw=True,
             )
     finally:
