@@ -19,7 +19,7 @@ from course.exercise_form import student_source
 from shared import quiet
 from shared.checks import topic_15_05 as check
 
-CELLS = "helpers recorder replay gate gap agree judge five report layer-calls enhance"
+CELLS = "traced gate agree five report layer-calls enhance"
 GIVEN = definitions("15-05", *CELLS.split())
 ANSWERS = answers("15-05", given=GIVEN)
 STUBS = answers("15-05", edit=student_source, given=GIVEN)
@@ -145,28 +145,10 @@ class ScriptableFromReport(GIVEN["Report"]):
         return s, counts, "{} rows, {} labels, first: {}".format(len(x), len(counts), head)  # noqa: UP032
 
 
-class WithIgnore(ScriptableFromReport):
-    @torch.jit.ignore
-    def text(self, rows: int, counts: dict[str, int], names: list[str]) -> str:
-        return f"{rows} rows, {len(counts)} labels, first: {(names or ['nothing'])[0]}"
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, dict[str, int], str]:
-        s = self.fc(x) * scale
-        if mask is not None:
-            s = s.masked_fill(mask, float("-inf"))
-        if self.limit is not None:
-            s = s.clamp(max=self.limit)
-        indices: list[int] = s.argmax(1).tolist()
-        names = [self.labels[i] for i in indices]
-        counts: dict[str, int] = {}
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
-        return s, counts, self.text(x.size(0), counts, names)
-
-
 _TEXT = 'f"{len(x)} rows, {len(counts)} labels, first: {first}"'
 _FC = "scores = self.fc(x) * scale"
 _SUPER = "        super().__init__()\n"
+_FORWARD = "    def forward("
 _COUNT_UP = "counts[name] = counts.get(name, 0) + 1"
 scriptable = partial(variant, "scriptable")
 WRONG_SCRIPTABLE = {
@@ -183,7 +165,16 @@ WRONG_SCRIPTABLE = {
         scriptable((_SUPER, _SUPER + '        self.register_buffer("calls", torch.zeros(1))\n')),
         "state dict of Report loads",
     ),
-    "Python is left in it": (WithIgnore, "can be saved"),
+    "Python is left in it": (
+        scriptable(
+            (
+                _FORWARD,
+                "    @torch.jit.ignore\n    def rows(self, x: Tensor) -> int:\n        return len(x)\n\n" + _FORWARD,
+            ),
+            ("{len(x)} rows", "{self.rows(x)} rows"),
+        ),
+        "can be saved",
+    ),
     "another default when it isn't scripted": (
         scriptable((_FC, "scale = scale if torch.jit.is_scripting() else 1.0\n        " + _FC)),
         "as plain Python",
@@ -286,10 +277,19 @@ _AGREE = "same = agree(module(*copied(one)), want)"
 _USER_ERROR = "    except torch._dynamo.exc.UserError as error:\n"
 _ONE_ERROR = "    except Exception as error:\n"
 _EXAMPLE = "torch.export.export(copy.deepcopy(model), two,"
+
+
+def same(*lines):
+    """How one row is compared."""
+    text = "\n            ".join(lines).replace("_got", "module(*copied(one))")
+    return batches((_AGREE, text))
+
+
 WRONG_BATCHES = {
     "returns the module": (lambda *given: ANSWERS["export_batches"](*given).module(), "ExportedProgram"),
     "the example as it is": (batches((_TWO, "two = example")), "takes every batch size[\\s\\S]*Hint 2"),
     "sixteen rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=16)')), "takes every batch size"),
+    "a million rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=10**6)')), "no largest"),
     "two rows at least": (batches((_SIZE, 'Dim("batch", min=2)')), "takes every batch size"),
     "AUTO": (batches((_SIZE, "Dim.AUTO")), "special about this size"),
     "every dimension may vary": (
@@ -311,6 +311,24 @@ WRONG_BATCHES = {
         ),
         "stay as they are",
     ),
+    "modes are put back after success": (
+        batches(
+            (_COPY, "kept = [(m, m.training) for m in model.modules()]\n    model.eval()"),
+            ("    return program", "    for m, mode in kept:\n        m.training = mode\n    return program"),
+        ),
+        "stay as it is",
+    ),
+    "buffers are put back after success": (
+        batches(
+            (_COPY, "kept = [b.clone() for b in model.buffers()]\n    model = copy.copy(model).eval()"),
+            (_EXAMPLE, "torch.export.export(model, two,"),
+            (
+                "    return program",
+                "    for b, value in zip(model.buffers(), kept):\n        b.data.copy_(value)\n    return program",
+            ),
+        ),
+        "stay as it is",
+    ),
     "training afterwards": (
         batches((_COPY, "model = model.eval()"), ("    return program", "    model.train()\n    return program")),
         "stay as they are",
@@ -325,45 +343,27 @@ WRONG_BATCHES = {
     ),
     "PyTorch's error goes on": (batches((_USER_ERROR, "    except NotImplementedError as error:\n")), "every size"),
     "a message without the word": (batches(('f"not for every batch size: {error}"', '"fixed"')), "batch"),
-    "one row isn't compared": (batches((_AGREE, "same = True")), "on one row"),
-    "one row only has to run": (batches((_AGREE, "same = module(*copied(one)) is not None")), "on one row"),
     "an error for one row goes on": (batches((_ONE_ERROR, "    except AttributeError as error:\n")), "on one row"),
     "an error of the model for one row goes on": (
         batches((_ONE_ERROR, "    except (AssertionError, RuntimeError) as error:\n")),
         "on one row",
     ),
+    "one row isn't compared": (same("same = True"), "on one row"),
+    "one row only has to run": (same("same = module(*copied(one)) is not None"), "on one row"),
     "the first result is compared": (
-        batches(
-            (
-                _AGREE,
-                "first = lambda r: r[0] if isinstance(r, tuple) else r\n            "
-                "same = agree(first(module(*copied(one))), first(want))",
-            )
-        ),
+        same("first = lambda r: r if isinstance(r, Tensor) else r[0]", "same = agree(first(_got), first(want))"),
         "second result",
     ),
     "sums are compared": (
-        batches(
-            (
-                _AGREE,
-                "total = lambda r: sum(t.sum() for t in r) if isinstance(r, tuple) else r.sum()\n            "
-                "same = agree(total(module(*copied(one))), total(want))",
-            )
-        ),
+        same("total = lambda r: sum(t.sum() for t in tree_leaves(r))", "same = agree(total(_got), total(want))"),
         "on one row",
     ),
     "compared absolutely": (
-        batches((_AGREE, "same = gap(module(*copied(one)), want) < 1e-4")),
+        same("torch.testing.assert_close(_got, want, rtol=0, atol=1e-4, equal_nan=True)", "same = True"),
         "rounding is no difference",
     ),
     "NaN differs from NaN": (
-        batches(
-            (
-                _AGREE,
-                "same = all(torch.allclose(a, b, rtol=1e-4) and a.dtype == b.dtype and a.shape == b.shape for a, b in "
-                "zip(*(r if isinstance(r, tuple) else (r,) for r in (module(*copied(one)), want))))",
-            )
-        ),
+        same("torch.testing.assert_close(_got, want, rtol=1e-4, atol=1e-4)", "same = True"),
         "NaN is NaN",
     ),
     "all errors replaced": (batches((_USER_ERROR, _ONE_ERROR)), "other errors"),
@@ -460,19 +460,7 @@ class ClampedByWhere(OneAfterTheOther):
 
 
 class WhereInABranch(Enhance):
-    """One branch computes all three ways, the other is never taken."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
-        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
-
-    def _all(self, x, a):
-        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
-
-
-class MasksInABranch(Enhance):
-    """All three ways in one branch by arithmetic; other conds decide about numbers."""
+    """One branch computes all three ways, one is never taken; others decide about numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         level = x.mean()
@@ -481,9 +469,23 @@ class MasksInABranch(Enhance):
         return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
 
     def _all(self, x, a):
+        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
+
+
+class MasksInABranch(WhereInABranch):
+    def _all(self, x, a):
         up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
-        lifted = (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
+        lifted = (x * (0.28 / a)).clamp(max=1).nan_to_num()
         return up * (1 - x) + down * lifted + (1 - up) * (1 - down) * x
+
+
+class AllInEachBranch(WhereInABranch):
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        ways = [lambda x, a, n=n: self._all(x, a) + n * 0 for n in (0.0, 1.0)]
+        rest = lambda x, a: torch.cond(a < 0.1, *ways, (x, a))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, lambda x, a: self._all(x, a), rest, (x, level)))
 
 
 class LevelAfterInverting(OneAfterTheOther):
@@ -494,30 +496,6 @@ class LevelAfterInverting(OneAfterTheOther):
         self.dark += (level < 0.1).long()
         x = torch.cond(level > 0.5, self._invert, self._same, (x, level))
         return self.body(torch.cond(x.mean() < 0.1, self._lift, self._same, (x, x.mean())))
-
-
-class OddFirst(Enhance):
-    """Asks first whether there is anything to do; images flattened."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += (level < 0.1).to(torch.int64)
-        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
-        oddly = lambda x, a: torch.cond(a > 0.5, lambda x, a: torch.ones_like(x) - x, lift, (x, a))  # noqa: E731
-        odd = (level > 0.5) | (level < 0.1)
-        flat = torch.cond(odd, oddly, lambda x, a: x.clone(), (x.reshape(-1), level))
-        return self.body(flat.reshape(x.shape))
-
-
-class InTheBranches(Enhance):
-    """The body runs in each branch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += (level < 0.1).long()
-        lift = lambda x, a: self.body((x * (0.28 / a)).clamp(max=1))  # noqa: E731
-        rest = lambda x, a: torch.cond(a < 0.1, lift, lambda x, a: self.body(x), (x, a))  # noqa: E731
-        return torch.cond(level > 0.5, lambda x, a: self.body(1 - x), rest, (x, level))
 
 
 class ThresholdsExported(OneAfterTheOther):
@@ -558,6 +536,16 @@ WRONG_COND = {
     "all three are computed": (AllComputed, "branch of torch.cond"),
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "masks in one branch": (MasksInABranch, "three kinds of scans"),
+    "all in each branch": (AllInEachBranch, "an ordinary scan needs"),
+    "ordinary scans are lifted": (
+        cond(
+            (
+                "return torch.cond(level < 0.1, lift, keep, (x, level))",
+                "return torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))",
+            )
+        ),
+        "an ordinary scan needs",
+    ),
     "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
     "counts otherwise in the program": (CountsExported, "dark counts"),
     "half is a negative": (cond(("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
@@ -566,6 +554,8 @@ WRONG_COND = {
     "never counts": (cond((_COUNT, "")), "dark counts"),
     "no clamp": (cond((".clamp(max=1)", "")), "takes each way"),
     "clamps at both ends": (cond((".clamp(max=1)", ".clamp(0.2, 1)")), "takes each way"),
+    "no pixel below zero": (cond((".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
+    "black isn't NaN": (cond(("0.28 / level", "0.28 / level.clamp(min=1e-8)")), "a black scan"),
     "lifts to another level": (cond(("0.28 / level", "0.3 / level")), "takes each way"),
     "the level of each image": (
         cond(("(x * (0.28 / level))", "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))")),
@@ -741,6 +731,9 @@ WRONG_LOADER = {
     "the mean is compared": (compares("(got - want).mean().abs() <= tolerance"), "answers otherwise"),
     "NaN passes": (compares("not ((got - want).abs().max() > tolerance)"), "NaN"),
     "relative differences": (loader(("rtol=0, atol=tolerance", "atol=tolerance, rtol=0.1")), "answers otherwise"),
+    "slightly relative differences": (loader(("rtol=0, atol", "rtol=1e-6, atol")), "answers otherwise"),
+    "one reason for all": (loader((_FAILED, 'failed.append((form["file"], "it failed"))')), "three reasons"),
+    "exceptions in the list": (loader((_FAILED, 'failed.append((form["file"], error))')), "three reasons"),
     "a fixed tolerance": (loader(("atol=tolerance", "atol=1e-4")), "answers otherwise"),
     "another default": (loader(("tolerance: float = 1e-4", "tolerance: float = 1e-2")), "off by 5e-4"),
     "TorchScript in its mode": (loader((_GET, _GET.replace(".eval()", ""))), "evaluation mode"),
@@ -785,7 +778,7 @@ class TestChecks(CheckProtocol):
         "counterexamples": [searched, large],
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_in_place],
-        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches, OddFirst],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere],
         "load_shipped": [loads_by_cases, loads_recursively],
     }
     WRONG: ClassVar = {
