@@ -512,7 +512,7 @@ WRONG_COND = {
         "takes each way",
     ),
     "only when exported": (
-        cond((_LEVEL, f"        if x.mean() > 0.5 and not {_EXPORTS}:\n            return self.body(x)\n" + _LEVEL)),
+        cond((_LEVEL, f"        if not {_EXPORTS} and x.mean() > 0.5:\n            return self.body(x)\n" + _LEVEL)),
         "plain Python",
     ),
     "the level after inverting": (
