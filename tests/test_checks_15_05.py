@@ -19,7 +19,7 @@ from course.exercise_form import student_source
 from shared import quiet
 from shared.checks import topic_15_05 as check
 
-CELLS = "helpers recorder replay gate gap agree judge five report layer-calls enhance"
+CELLS = "traced gate agree five report layer-calls enhance"
 GIVEN = definitions("15-05", *CELLS.split())
 ANSWERS = answers("15-05", given=GIVEN)
 STUBS = answers("15-05", edit=student_source, given=GIVEN)
@@ -145,28 +145,10 @@ class ScriptableFromReport(GIVEN["Report"]):
         return s, counts, "{} rows, {} labels, first: {}".format(len(x), len(counts), head)  # noqa: UP032
 
 
-class WithIgnore(ScriptableFromReport):
-    @torch.jit.ignore
-    def text(self, rows: int, counts: dict[str, int], names: list[str]) -> str:
-        return f"{rows} rows, {len(counts)} labels, first: {(names or ['nothing'])[0]}"
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, dict[str, int], str]:
-        s = self.fc(x) * scale
-        if mask is not None:
-            s = s.masked_fill(mask, float("-inf"))
-        if self.limit is not None:
-            s = s.clamp(max=self.limit)
-        indices: list[int] = s.argmax(1).tolist()
-        names = [self.labels[i] for i in indices]
-        counts: dict[str, int] = {}
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
-        return s, counts, self.text(x.size(0), counts, names)
-
-
 _TEXT = 'f"{len(x)} rows, {len(counts)} labels, first: {first}"'
 _FC = "scores = self.fc(x) * scale"
 _SUPER = "        super().__init__()\n"
+_FORWARD = "    def forward("
 _COUNT_UP = "counts[name] = counts.get(name, 0) + 1"
 scriptable = partial(variant, "scriptable")
 WRONG_SCRIPTABLE = {
@@ -183,7 +165,16 @@ WRONG_SCRIPTABLE = {
         scriptable((_SUPER, _SUPER + '        self.register_buffer("calls", torch.zeros(1))\n')),
         "state dict of Report loads",
     ),
-    "Python is left in it": (WithIgnore, "can be saved"),
+    "Python is left in it": (
+        scriptable(
+            (
+                _FORWARD,
+                "    @torch.jit.ignore\n    def rows(self, x: Tensor) -> int:\n        return len(x)\n\n" + _FORWARD,
+            ),
+            ("{len(x)} rows", "{self.rows(x)} rows"),
+        ),
+        "can be saved",
+    ),
     "another default when it isn't scripted": (
         scriptable((_FC, "scale = scale if torch.jit.is_scripting() else 1.0\n        " + _FC)),
         "as plain Python",
@@ -250,12 +241,10 @@ def batches_by_hand(model, *example):
 
 def batches_in_place(model, *example):
     """The model is switched, and everything is put back at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    kept = copy.deepcopy(model)
     size = Dim("n", min=1)
     try:
-        for module, _ in modes:
-            module.training = False
+        model.eval()
         one = [x[:1] for x in example]
         pair = [torch.cat([x, x]) for x in one]
         with torch.no_grad(), quiet():
@@ -271,11 +260,10 @@ def batches_in_place(model, *example):
                 raise ValueError("no batch of one row") from problem
         return program
     finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        for module, earlier in zip(model.modules(), kept.modules(), strict=True):
+            module.training = earlier.training
+        for buffer, value in zip(model.buffers(), kept.buffers(), strict=True):
+            buffer.data.copy_(value)
 
 
 batches = partial(variant, "batches")
@@ -285,11 +273,21 @@ _SIZE = 'Dim("batch", min=1)'
 _AGREE = "same = agree(module(*copied(one)), want)"
 _USER_ERROR = "    except torch._dynamo.exc.UserError as error:\n"
 _ONE_ERROR = "    except Exception as error:\n"
+_END = "    return program"
 _EXAMPLE = "torch.export.export(copy.deepcopy(model), two,"
+
+
+def same(*lines):
+    """How one row is compared."""
+    text = "\n            ".join(lines).replace("_got", "module(*copied(one))")
+    return batches((_AGREE, text))
+
+
 WRONG_BATCHES = {
     "returns the module": (lambda *given: ANSWERS["export_batches"](*given).module(), "ExportedProgram"),
     "the example as it is": (batches((_TWO, "two = example")), "takes every batch size[\\s\\S]*Hint 2"),
     "sixteen rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=16)')), "takes every batch size"),
+    "a million rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=10**6)')), "no largest"),
     "two rows at least": (batches((_SIZE, 'Dim("batch", min=2)')), "takes every batch size"),
     "AUTO": (batches((_SIZE, "Dim.AUTO")), "special about this size"),
     "every dimension may vary": (
@@ -305,14 +303,26 @@ WRONG_BATCHES = {
     ),
     "the model itself": (batches((_COPY, "model = model.eval()")), "stay as they are"),
     "one mode for all": (
-        batches(
-            (_COPY, "mode = model.training\n    model.eval()"),
-            ("    return program", "    model.train(mode)\n    return program"),
-        ),
+        batches((_COPY, "mode = model.training\n    model.eval()"), (_END, "    model.train(mode)\n" + _END)),
         "stay as they are",
     ),
+    "modes are put back after success": (
+        batches(
+            (_COPY, "kept = [(m, m.training) for m in model.modules()]\n    model.eval()"),
+            (_END, "    for m, mode in kept:\n        m.training = mode\n" + _END),
+        ),
+        "stay as it is",
+    ),
+    "buffers are put back after success": (
+        batches(
+            (_COPY, "kept = [b.clone() for b in model.buffers()]\n    model = copy.copy(model).eval()"),
+            (_EXAMPLE, "torch.export.export(model, two,"),
+            (_END, "    for b, value in zip(model.buffers(), kept):\n        b.data.copy_(value)\n" + _END),
+        ),
+        "stay as it is",
+    ),
     "training afterwards": (
-        batches((_COPY, "model = model.eval()"), ("    return program", "    model.train()\n    return program")),
+        batches((_COPY, "model = model.eval()"), (_END, "    model.train()\n" + _END)),
         "stay as they are",
     ),
     "runs the example": (
@@ -325,45 +335,27 @@ WRONG_BATCHES = {
     ),
     "PyTorch's error goes on": (batches((_USER_ERROR, "    except NotImplementedError as error:\n")), "every size"),
     "a message without the word": (batches(('f"not for every batch size: {error}"', '"fixed"')), "batch"),
-    "one row isn't compared": (batches((_AGREE, "same = True")), "on one row"),
-    "one row only has to run": (batches((_AGREE, "same = module(*copied(one)) is not None")), "on one row"),
     "an error for one row goes on": (batches((_ONE_ERROR, "    except AttributeError as error:\n")), "on one row"),
     "an error of the model for one row goes on": (
         batches((_ONE_ERROR, "    except (AssertionError, RuntimeError) as error:\n")),
         "on one row",
     ),
+    "one row isn't compared": (same("same = True"), "on one row"),
+    "one row only has to run": (same("same = module(*copied(one)) is not None"), "on one row"),
     "the first result is compared": (
-        batches(
-            (
-                _AGREE,
-                "first = lambda r: r[0] if isinstance(r, tuple) else r\n            "
-                "same = agree(first(module(*copied(one))), first(want))",
-            )
-        ),
+        same("first = lambda r: r if isinstance(r, Tensor) else r[0]", "same = agree(first(_got), first(want))"),
         "second result",
     ),
     "sums are compared": (
-        batches(
-            (
-                _AGREE,
-                "total = lambda r: sum(t.sum() for t in r) if isinstance(r, tuple) else r.sum()\n            "
-                "same = agree(total(module(*copied(one))), total(want))",
-            )
-        ),
+        same("total = lambda r: sum(t.sum() for t in tree_leaves(r))", "same = agree(total(_got), total(want))"),
         "on one row",
     ),
     "compared absolutely": (
-        batches((_AGREE, "same = gap(module(*copied(one)), want) < 1e-4")),
+        same("torch.testing.assert_close(_got, want, rtol=0, atol=1e-4, equal_nan=True)", "same = True"),
         "rounding is no difference",
     ),
     "NaN differs from NaN": (
-        batches(
-            (
-                _AGREE,
-                "same = all(torch.allclose(a, b, rtol=1e-4) and a.dtype == b.dtype and a.shape == b.shape for a, b in "
-                "zip(*(r if isinstance(r, tuple) else (r,) for r in (module(*copied(one)), want))))",
-            )
-        ),
+        same("torch.testing.assert_close(_got, want, rtol=1e-4, atol=1e-4)", "same = True"),
         "NaN is NaN",
     ),
     "all errors replaced": (batches((_USER_ERROR, _ONE_ERROR)), "other errors"),
@@ -423,34 +415,6 @@ class DarkFirst(Enhance):
         return self.body(prepared)
 
 
-class WithWhere(Enhance):
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        dark = level < 0.1
-        self.dark += dark.long()
-        x = torch.where(dark, (x * (0.28 / level)).clamp(max=1), torch.where(level > 0.5, 1 - x, x))
-        return self.body(x)
-
-
-class AllComputed(Enhance):
-    """Computes all three ways and lets cond choose."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += (level < 0.1).long()
-        ways = (1 - x, (x * (0.28 / level)).clamp(max=1), x)
-        first = lambda a, b, c: a.clone()  # noqa: E731
-        rest = lambda a, b, c: torch.cond(level < 0.1, lambda b, c: b.clone(), lambda b, c: c.clone(), (b, c))  # noqa: E731
-        return self.body(torch.cond(level > 0.5, first, rest, ways))
-
-
-class OnlyExported(DarkFirst):
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting() and x.mean() > 0.5:
-            return self.body(x)
-        return super().forward(x)
-
-
 class ClampedByWhere(OneAfterTheOther):
     """Its bright pixels are cut by torch.where, one condition for each."""
 
@@ -460,19 +424,7 @@ class ClampedByWhere(OneAfterTheOther):
 
 
 class WhereInABranch(Enhance):
-    """One branch computes all three ways, the other is never taken."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
-        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
-
-    def _all(self, x, a):
-        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
-
-
-class MasksInABranch(Enhance):
-    """All three ways in one branch by arithmetic; other conds decide about numbers."""
+    """One branch computes all three ways, one is never taken; others decide about numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
         level = x.mean()
@@ -481,68 +433,29 @@ class MasksInABranch(Enhance):
         return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
 
     def _all(self, x, a):
+        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
+
+
+class MasksInABranch(WhereInABranch):
+    def _all(self, x, a):
         up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
-        lifted = (x * (0.28 / a.nan_to_num(1.0))).clamp(max=1)
+        lifted = (x * (0.28 / a)).clamp(max=1).nan_to_num()
         return up * (1 - x) + down * lifted + (1 - up) * (1 - down) * x
 
 
-class LevelAfterInverting(OneAfterTheOther):
-    """Asks a negative that was inverted whether it is dark."""
-
+class AllInEachBranch(WhereInABranch):
     def forward(self, x: Tensor) -> Tensor:
         level = x.mean()
         self.dark += (level < 0.1).long()
-        x = torch.cond(level > 0.5, self._invert, self._same, (x, level))
-        return self.body(torch.cond(x.mean() < 0.1, self._lift, self._same, (x, x.mean())))
-
-
-class OddFirst(Enhance):
-    """Asks first whether there is anything to do; images flattened."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += (level < 0.1).to(torch.int64)
-        lift = lambda x, a: (x * (0.28 / a)).clamp(max=1)  # noqa: E731
-        oddly = lambda x, a: torch.cond(a > 0.5, lambda x, a: torch.ones_like(x) - x, lift, (x, a))  # noqa: E731
-        odd = (level > 0.5) | (level < 0.1)
-        flat = torch.cond(odd, oddly, lambda x, a: x.clone(), (x.reshape(-1), level))
-        return self.body(flat.reshape(x.shape))
-
-
-class InTheBranches(Enhance):
-    """The body runs in each branch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        level = x.mean()
-        self.dark += (level < 0.1).long()
-        lift = lambda x, a: self.body((x * (0.28 / a)).clamp(max=1))  # noqa: E731
-        rest = lambda x, a: torch.cond(a < 0.1, lift, lambda x, a: self.body(x), (x, a))  # noqa: E731
-        return torch.cond(level > 0.5, lambda x, a: self.body(1 - x), rest, (x, level))
-
-
-class ThresholdsExported(OneAfterTheOther):
-    """Beside the thresholds when it is exported."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting():
-            return super().forward(x)
-        level = x.mean()
-        self.dark += (level < 0.1).long()
-        x = torch.cond(level < 0.1, self._lift, self._same, (x, level))
-        return self.body(torch.cond(level >= 0.5, self._invert, self._same, (x, level)))
-
-
-class CountsExported(OneAfterTheOther):
-    """Counts a tenth as dark when it is exported."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_exporting():
-            mean = x.mean()
-            self.dark.add_((mean <= 0.1).long() - (mean < 0.1).long())
-        return super().forward(x)
+        ways = [lambda x, a, n=n: self._all(x, a) + n * 0 for n in (0.0, 1.0)]
+        rest = lambda x, a: torch.cond(a < 0.1, *ways, (x, a))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, lambda x, a: self._all(x, a), rest, (x, level)))
 
 
 _COUNT = "        self.dark += dark.long()\n"
+_COND = "x = torch.cond(level > 0.5, invert, not_negative, (x, level))"
+_LEVEL = "        level = x.mean()\n"
+_EXPORTS = "torch.compiler.is_exporting()"
 _LIFT = "return (x * (0.28 / level)).clamp(max=1)"
 cond = partial(variant, "cond")
 WRONG_COND = {
@@ -554,32 +467,66 @@ WRONG_COND = {
         "accepts it[\\s\\S]*Hint 2",
     ),
     "other dtypes in a branch": (cond(("(x * (0.28 / level))", "(x.half() * (0.28 / level).half())")), "accepts it"),
-    "where": (WithWhere, "branch of torch.cond"),
-    "all three are computed": (AllComputed, "branch of torch.cond"),
+    "where": (
+        cond((_COND, "x = torch.where(level > 0.5, invert(x, level), torch.where(dark, lift(x, level), x))")),
+        "branch of torch.cond",
+    ),
+    "all three are computed": (
+        cond(
+            (
+                _COND,
+                "x = torch.cond(level > 0.5, lambda a, b, c: a.clone(), lambda a, b, c: torch.cond(dark, "
+                "lambda b, c: b + 0, lambda b, c: c + 0, (b, c)), (invert(x, level), lift(x, level), x))",
+            )
+        ),
+        "branch of torch.cond",
+    ),
     "where in a branch": (WhereInABranch, "branch of torch.cond"),
     "masks in one branch": (MasksInABranch, "three kinds of scans"),
-    "other thresholds in the program": (ThresholdsExported, "exactly 0.5"),
-    "counts otherwise in the program": (CountsExported, "dark counts"),
+    "all in each branch": (AllInEachBranch, "an ordinary scan needs"),
+    "ordinary scans are lifted": (
+        cond(
+            (
+                "return torch.cond(level < 0.1, lift, keep, (x, level))",
+                "return torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))",
+            )
+        ),
+        "an ordinary scan needs",
+    ),
+    "other thresholds in the program": (cond(("level > 0.5,", f"level >= 0.5 if {_EXPORTS} else level > 0.5,")), "0.5"),
+    "counts otherwise in the program": (
+        cond(("dark = level < 0.1", f"dark = level <= 0.1 if {_EXPORTS} else level < 0.1")),
+        "dark counts",
+    ),
     "half is a negative": (cond(("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
     "a tenth is dark": (cond(("torch.cond(level < 0.1,", "torch.cond(level <= 0.1,")), "takes each way[\\s\\S]*0\\.1"),
     "a tenth counts": (cond(("dark = level < 0.1", "dark = level <= 0.1")), "dark counts"),
     "never counts": (cond((_COUNT, "")), "dark counts"),
     "no clamp": (cond((".clamp(max=1)", "")), "takes each way"),
     "clamps at both ends": (cond((".clamp(max=1)", ".clamp(0.2, 1)")), "takes each way"),
+    "no pixel below zero": (cond((".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
+    "black isn't NaN": (cond(("0.28 / level", "0.28 / level.clamp(min=1e-8)")), "a black scan"),
     "lifts to another level": (cond(("0.28 / level", "0.3 / level")), "takes each way"),
     "the level of each image": (
         cond(("(x * (0.28 / level))", "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))")),
         "takes each way",
     ),
-    "only when exported": (OnlyExported, "plain Python"),
-    "the level after inverting": (LevelAfterInverting, "a nearly white negative"),
-    "an extra buffer": (
+    "only when exported": (
+        cond((_LEVEL, f"        if not {_EXPORTS} and x.mean() > 0.5:\n            return self.body(x)\n" + _LEVEL)),
+        "plain Python",
+    ),
+    "the level after inverting": (
         cond(
             (
-                "        level = x.mean()\n",
-                '        self.register_buffer("limit", x.mean())\n        level = x.mean()\n',
+                _COND,
+                "x = torch.cond(level > 0.5, invert, keep, (x, level))\n"
+                "        x = torch.cond(x.mean() < 0.1, lift, keep, (x, x.mean()))",
             )
         ),
+        "a nearly white negative",
+    ),
+    "an extra buffer": (
+        cond((_LEVEL, '        self.register_buffer("limit", x.mean())\n' + _LEVEL)),
         "accepts it|plain Python",
     ),
     "branches exchanged": (cond(("invert, not_negative", "not_negative, invert")), "takes each way"),
@@ -642,22 +589,22 @@ def loads_recursively(folder, build, tolerance=1e-4, skip=0):
     plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if skip == len(plan["forms"]):
         raise LoadError("no form is left")
-    form = plan["forms"][skip]
+    name, kind = plan["forms"][skip]["file"], plan["forms"][skip]["format"]
     try:
         with quiet(), torch.no_grad():
-            sample = torch.load(folder / plan["sample"], weights_only=True, map_location="cpu")
-            if form["format"] == "export":
-                model = torch.export.load(str(folder / form["file"])).module()
-            elif form["format"] == "torchscript":
-                model = torch.jit.load(folder / form["file"]).eval()
+            if kind == "export":
+                model = torch.export.load(str(folder / name)).module()
+            elif kind == "torchscript":
+                model = torch.jit.load(folder / name).eval()
             else:
-                assert form["format"] == "state_dict", form["format"]
+                assert kind == "state_dict", kind
                 model = build().eval()
-                model.load_state_dict(torch.load(folder / form["file"], weights_only=True))
+                model.load_state_dict(torch.load(folder / name, weights_only=True))
+            sample = torch.load(folder / plan["sample"], weights_only=True)
             torch.testing.assert_close(model(sample["input"]), sample["output"], rtol=0, atol=tolerance)
         return model, []
     except Exception as problem:
-        failure = (form["file"], f"{type(problem).__name__} {problem}")
+        failure = (name, repr(problem))
     try:
         model, failed = loads_recursively(folder, build, tolerance, skip + 1)
     except LoadError as problem:
@@ -741,6 +688,9 @@ WRONG_LOADER = {
     "the mean is compared": (compares("(got - want).mean().abs() <= tolerance"), "answers otherwise"),
     "NaN passes": (compares("not ((got - want).abs().max() > tolerance)"), "NaN"),
     "relative differences": (loader(("rtol=0, atol=tolerance", "atol=tolerance, rtol=0.1")), "answers otherwise"),
+    "slightly relative differences": (loader(("rtol=0, atol", "rtol=1e-6, atol")), "answers otherwise"),
+    "one reason for all": (loader((_FAILED, 'failed.append((form["file"], "it failed"))')), "three reasons"),
+    "exceptions in the list": (loader((_FAILED, 'failed.append((form["file"], error))')), "three reasons"),
     "a fixed tolerance": (loader(("atol=tolerance", "atol=1e-4")), "answers otherwise"),
     "another default": (loader(("tolerance: float = 1e-4", "tolerance: float = 1e-2")), "off by 5e-4"),
     "TorchScript in its mode": (loader((_GET, _GET.replace(".eval()", ""))), "evaluation mode"),
@@ -785,7 +735,7 @@ class TestChecks(CheckProtocol):
         "counterexamples": [searched, large],
         "Scriptable": [ScriptableByHelper, ScriptableFromReport],
         "export_batches": [batches_by_hand, batches_in_place],
-        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere, InTheBranches, OddFirst],
+        "CondEnhance": [OneAfterTheOther, DarkFirst, ClampedByWhere],
         "load_shipped": [loads_by_cases, loads_recursively],
     }
     WRONG: ClassVar = {
@@ -797,23 +747,11 @@ class TestChecks(CheckProtocol):
     }
 
     def hold_stand_in(self, name, stand_in):
-        if name in ("export_batches", "load_shipped"):
+        if name == "CondEnhance":  # the check asks for the base
+            stand_in = type("Derived", (Enhance,), {"forward": stand_in.forward})
+        if name in ("export_batches", "CondEnhance", "load_shipped"):
             result = self.CHECKS[name].run(stand_in)
             assert result.status == "passed", str(result)
-        elif name == "CondEnhance":
-            derived = type("Derived", (Enhance,), {"forward": stand_in.forward})  # the check asks for the base
-            result = self.CHECKS[name].run(derived)
-            assert result.status == "passed", str(result)
-
-
-def test_the_five_are_those_of_the_notebook():
-    generator = torch.Generator().manual_seed(1)
-    for name, model in GIVEN["five_models"].items():
-        ours, trace, theirs = check._FIVE[name], check._traces()[name], GIVEN["five_traces"][name]
-        for n in (1, 5, 16, 64):
-            x = torch.randn(n, 4, generator=generator)
-            assert torch.equal(model(x), ours(x))
-            assert torch.equal(trace(x), theirs(x))
 
 
 def test_the_report_is_that_of_the_notebook():
