@@ -18,8 +18,8 @@ from course.answers import answers, definitions
 from shared import compare
 
 CELLS = """
-    log-probabilities focal-loss extremes reliability calibration-error pairwise-loss cdist-mode triplet-gaps
-    triplet-loss supcon-loss running-mean smoothed confusion-matrix clip-value shadow
+    log-probabilities widened focal-loss extremes reliability calibration-error pairwise-loss triplet-costs
+    triplet-loss supcon-loss running-mean smoothed confusion-matrix clip-value followed decay shadow
 """
 
 

@@ -17,7 +17,7 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_04 as check
 
-GIVEN = definitions("15-04", "log-probabilities", "shadow")
+GIVEN = definitions("15-04", "log-probabilities", "widened", "followed", "decay", "shadow")
 ANSWERS = answers("15-04", given=GIVEN)
 STUBS = answers("15-04", edit=student_source, given=GIVEN)
 IDLE = idle("15-04", GIVEN)
@@ -82,14 +82,14 @@ def smoothing_by_torch(logits, labels, epsilon=0.1, weight=None, ignore_index=-1
 smoothing = partial(variant, "smoothing")
 _SPREAD = "(losses.movedim(1, -1) * weight).mean(dim=-1)"
 _OWN_SUM = "(own_weight * kept).sum()"
-_WIDE = "wide = logits.to(torch.promote_types(logits.dtype, torch.float32))"
+_WIDE = "wide = widened(logits)"
 WRONG_SMOOTHING = {
     "PyTorch's own": (smoothing_by_torch, "without cross_entropy"),
     "spread over the others": (
         smoothing(("epsilon * of_all", "epsilon * (of_all * wide.shape[1] - of_label) / (wide.shape[1] - 1)")),
         "reductions none",
     ),
-    "no epsilon of 0": (smoothing(("wide = logits", "epsilon = epsilon or 0.1\n    wide = logits")), "reductions none"),
+    "no epsilon of 0": (smoothing((_WIDE, f"epsilon = epsilon or 0.1\n    {_WIDE}")), "reductions none"),
     "epsilon not taken away": (smoothing(("(1 - epsilon) * of_label", "of_label")), "reductions none"),
     "always a mean": (smoothing(('elif reduction == "mean":', "else:")), "reductions none"),
     "mean by len": (smoothing((_OWN_SUM, "(own_weight * kept).sum() * len(kept) / kept.numel()")), "reductions none"),
@@ -180,7 +180,8 @@ def ntxent_one_way(first, second, temperature=0.5):
 
 ntxent = partial(variant, "ntxent")
 _MASK = ".masked_fill(itself, -torch.inf)"
-_NTX_WIDE = "wide = z.to(torch.promote_types(z.dtype, torch.float32))"
+_CAT = "torch.cat([first, second])"
+_NTX_WIDE = f"wide = widened({_CAT})"
 _RETURN = "return F.cross_entropy(logits, partner).to(first.dtype)"
 WRONG_NTXENT = {
     "one way": (ntxent_one_way, "the mean over all views[\\s\\S]*Hint 1"),
@@ -201,7 +202,7 @@ WRONG_NTXENT = {
     ),
     "-100 for itself": (ntxent(("(itself, -torch.inf)", "(itself, -100.0)")), "the mean over"),
     "one side is a target": (
-        ntxent(("torch.cat([first, second])", "torch.cat([first, second.detach()])")),
+        ntxent((_CAT, "torch.cat([first, second.detach()])")),
         "gradients reach both[\\s\\S]*cuts the graph",
     ),
     "float32 comes back": (
@@ -213,13 +214,13 @@ WRONG_NTXENT = {
         ),
         "the dtype of the inputs",
     ),
-    "everything in float32": (ntxent((_NTX_WIDE, "wide = z.float()")), "the mean over"),
+    "everything in float32": (ntxent((_NTX_WIDE, f"wide = {_CAT}.float()")), "the mean over"),
     "partners on the CPU": (
         ntxent(("torch.arange(len(z), device=z.device)", "torch.arange(len(z))")),
         "device of the inputs[\\s\\S]*Hint 3",
     ),
-    "half precision throughout": (ntxent((_NTX_WIDE, "wide = z")), "10,000, temperature"),
-    "normalised too early": (ntxent((_NTX_WIDE, "wide = F.normalize(z, dim=1).float()")), "10,000, temperature"),
+    "half precision throughout": (ntxent((_NTX_WIDE, f"wide = {_CAT}")), "10,000, temperature"),
+    "normalised too early": (ntxent((_NTX_WIDE, f"wide = F.normalize({_CAT}, dim=1).float()")), "10,000, temperature"),
     "a short softmax": (
         ntxent(
             (
