@@ -14,6 +14,7 @@ from check_protocol import MODULE
 from torch import fx, nn
 from torch.fx.experimental.optimization import fuse
 from torch.fx.passes.shape_prop import ShapeProp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.answers import answers, definitions
 
@@ -467,6 +468,26 @@ def test_tf32_is_off_before_the_first_bound_is_printed():
     switched = [i for i, source in enumerate(cells) if source.startswith("torch.backends.cudnn.allow_tf32 = False")]
     compared = [i for i, source in enumerate(cells) if "verified(" in source or "1e-5" in source]
     assert switched == compared[:1]
+
+
+class Tf32(TorchDispatchMode):
+    """Rounds what convolutions read to TF32's ten bits, as an NVIDIA GPU does while cuDNN is allowed to."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default and torch.backends.cudnn.allow_tf32:
+            rounded = [((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for x in args[:2]]
+            args = (*rounded, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_bounds_of_the_comparisons_hold_because_tf32_is_off(lesson, monkeypatch, allowed):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    torch.manual_seed(0)
+    model = lesson.randomise(torchvision.models.resnet18(weights=None))
+    with torch.no_grad(), Tf32():
+        difference = lesson.verified(lesson.fuse_conv_bn(model), model, torch.randn(2, 3, 64, 64))
+    assert (difference > 1e-5) is allowed
 
 
 def test_no_stored_output_speaks_of_deprecation():

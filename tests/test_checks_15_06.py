@@ -85,13 +85,6 @@ def replace_in_place(model, new):
     return gm
 
 
-def replace_and_write(model, new):
-    """Puts another activation into the model's own modules."""
-    gm = ANSWERS["replace_relu"](model, new)
-    model.act = nn.ReLU6()
-    return gm
-
-
 replace = partial(variant, "replace")
 _IS_RELU = "type(gm.get_submodule(node.target)) is nn.ReLU"
 _FUNCTIONS = "node.target in (F.relu, torch.relu)"
@@ -113,7 +106,7 @@ WRONG_REPLACE = {
         "everything else stays",
     ),
     "in training mode": (replace(("symbolic_trace(model)", "symbolic_trace(copy.deepcopy(model).train())")), "everything else"),
-    "writes into the model": (replace_and_write, "model stays as it is"),
+    "writes into the model": (replace((_DELETE, _DELETE + "    model.act = nn.ReLU6()\n")), "model stays as it is"),
     "freezes": (replace((_DELETE, _DELETE + "    model.requires_grad_(False)\n")), "model stays as it is"),
     "modules left": (replace((_DELETE, "")), "holds no nn.ReLU"),
     "by name": (replace((_IS_RELU, '"ReLU" in type(gm.get_submodule(node.target)).__name__')), "everything else stays"),
@@ -210,18 +203,12 @@ def cse_by_building(gm):
     return fx.GraphModule(gm, graph)
 
 
-def cse_swaps(gm):
-    """The right number of nodes; a difference with its sides exchanged."""
-    result = ANSWERS["eliminate_common_subexpressions"](gm)
-    for node in result.graph.nodes:
-        if node.target is operator.sub:
-            node.args = node.args[::-1]
-    result.recompile()
-    return result
-
-
 cse = partial(variant, "cse")
 _END = "            first[key] = node\n    return fx.GraphModule(gm, graph)"
+_RETURN = "    return fx.GraphModule(gm, graph)\n    ###"
+_SWAP = (
+    "    for node in graph.nodes:\n        if node.target is operator.sub:\n            node.args = node.args[::-1]\n"
+)
 _INPUTS = 'node.op in ("placeholder", "output")'
 _PURE = '    if "writes" in effects:'
 _ARGS = "repr(node.args), repr(node.kwargs)"
@@ -236,7 +223,7 @@ WRONG_CSE = {
     "in place": (cse(("copy.deepcopy(gm.graph)", "gm.graph")), "gm stays as it is"),
     "in evaluation mode": (cse((_END, _END + ".eval()")), "gm stays as it is"),
     "a copy in evaluation mode": (cse((_END, _END.replace("(gm,", "(copy.deepcopy(gm).eval(),"))), "outputs stay"),
-    "wrong outputs": (cse_swaps, "outputs stay"),
+    "wrong outputs": (cse((_RETURN, _SWAP + _RETURN)), "outputs stay"),
     "merges nothing": (cse(("if key in first:", "if False:")), "compute the same are one"),
     "not in turn": (
         cse(("if key in first:", "if key in first and not any(n.op.startswith('call') for n in node.all_input_nodes):")),
@@ -298,13 +285,6 @@ def fuse_on_a_copy(model):
     return ANSWERS["fuse_conv_bn"](copy.deepcopy(model))
 
 
-def fuse_and_leave(model):
-    """Leaves something in the model."""
-    gm = ANSWERS["fuse_conv_bn"](model)
-    model.add_module("fused", nn.Identity())
-    return gm
-
-
 fusing = partial(variant, "fuse")
 _USERS = "if type(conv) not in CONVOLUTIONS or len(source.users) > 1:"
 _PATH = '        source.target = f"folded_{source.name}"\n'
@@ -341,7 +321,7 @@ WRONG_FUSE = {
     "in float32 always": (fusing((_WIDE, "wide = torch.float32")), "float32 at least"),
     "the norm's dtype": (fusing(("weight.to(dtype), bias.to(dtype)", "weight.to(norm.running_var.dtype), bias.to(norm.running_var.dtype)")),
                          "float32 at least|RuntimeError"),
-    "model changed": (fuse_and_leave, "stay as they are"),
+    "model changed": (fusing((_DELETE, _DELETE + "    model.spare = nn.Identity()\n")), "stay as they are"),
     "freezes": (fusing(("symbolic_trace(model)", "symbolic_trace(model.requires_grad_(False))")), "stay as they are"),
     "modules left": (fusing((_DELETE, "")), "nobody calls"),
     "not recompiled": (fusing((RECOMPILE, "")), "code of another graph"),
@@ -389,30 +369,6 @@ def insert_in_place(model, bits=8, per_channel=True):
     return gm
 
 
-def insert_and_rename(model, bits=8, per_channel=True):
-    """Biases get clean names."""
-    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and node.target.endswith(".bias"):
-            path, _, _ = node.target.rpartition(".")
-            if not hasattr(gm, f"{path}_bias"):
-                gm.register_parameter(f"{path}_bias", gm.get_parameter(node.target))
-                gm.get_submodule(path).bias = None
-            node.target = f"{path}_bias"
-    gm.recompile()
-    return gm
-
-
-def insert_with_more(model, bits=8, per_channel=True):
-    """One call more."""
-    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
-    (x,) = gm.graph.find_nodes(op="placeholder")
-    with gm.graph.inserting_after(x):
-        gm.graph.call_method("clone", (x,))
-    gm.recompile()
-    return gm
-
-
 def insert_for_all_users(model, bits=8, per_channel=True):
     """What else uses a rounded value gets it rounded, too."""
     gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
@@ -427,6 +383,11 @@ def insert_for_all_users(model, bits=8, per_channel=True):
 
 insert = partial(variant, "insert")
 _PLACED = "gm.add_submodule(path, quantizer)"
+_BIAS = 'graph.get_attr(f"{node.target}.bias")'
+_MOVED = '(gm.register_parameter(p := f"bias_{len(quantized)}", layer.bias), setattr(layer, "bias", None), graph.get_attr(p))[2]'
+_CLONE = (
+    "    x = next(iter(graph.nodes))\n    with graph.inserting_after(x):\n        graph.call_method('clone', (x,))\n"
+)
 _WEIGHT = 'through(f"{node.target}.weight", grid)'
 WRONG_INSERT = {
     "a module": (wrapping("insert_fake_quant"), "GraphModule"),
@@ -437,7 +398,7 @@ WRONG_INSERT = {
     "doesn't observe": (insert((_PLACED, _PLACED + "\n            quantizer.observing = False")), "outputs equal"),
     "rounds at once": (insert((_PLACED, _PLACED + "\n            quantizer.rounding = True")), "outputs equal"),
     "any padding mode": (insert(('!= "zeros"', '== "?"')), "outputs equal"),
-    "clean names": (insert_and_rename, "keep their names"),
+    "clean names": (insert((_BIAS, _MOVED)), "keep their names"),
     "one for each layer": (
         insert(("if source not in quantized:", "if isinstance(source, fx.Node) or source not in quantized:"),
                ("len(quantized)", "len(list(gm.children()))")),
@@ -455,8 +416,8 @@ WRONG_INSERT = {
     "asymmetric weights": (insert(("symmetric=True", "symmetric=False")), "a weight passes one"),
     "eight bits always": (insert(("FakeQuant(bits,", "FakeQuant(8,")), "a weight passes one"),
     "weights not rounded": (insert((_WEIGHT, _WEIGHT + '\n            weight = graph.get_attr(f"{node.target}.weight")')), "nothing else"),
-    "one call more": (insert_with_more, "layers became"),
-    "a copy in training mode": (insert((RECOMPILE, RECOMPILE + "    gm.train()\n")), "layers became"),
+    "one call more": (insert((RECOMPILE, _CLONE + RECOMPILE)), "all other calls"),
+    "a copy in training mode": (insert((RECOMPILE, RECOMPILE + "    gm.train()\n")), "all other calls"),
     "all users": (insert_for_all_users, "nothing else"),
     "not a copy": (insert(("copy.deepcopy(model)", "model")), "also when the copy is trained"),
     "freezes the model": (insert(("deepcopy(model)", "deepcopy(model.requires_grad_(False))")), "when the copy is trained"),
