@@ -370,7 +370,6 @@ def insert_in_place(model, bits=8, per_channel=True):
 
 
 def insert_for_all_users(model, bits=8, per_channel=True):
-    """What else uses a rounded value gets it rounded, too."""
     gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
     for node in gm.graph.nodes:
         if node.op == "call_module" and "fake_quant" in node.target:
@@ -383,8 +382,9 @@ def insert_for_all_users(model, bits=8, per_channel=True):
 
 insert = partial(variant, "insert")
 _PLACED = "gm.add_submodule(path, quantizer)"
-_BIAS = 'graph.get_attr(f"{node.target}.bias")'
-_MOVED = '(gm.register_parameter(p := f"bias_{len(quantized)}", layer.bias), setattr(layer, "bias", None), graph.get_attr(p))[2]'
+_BIAS = 'None if layer.bias is None else graph.get_attr(f"{node.target}.bias")'
+_MOVED = """graph.get_attr(p) if hasattr(gm, p := f"bias_{node.target}") else None if layer.bias is None else (
+                gm.register_parameter(p, layer.bias), setattr(layer, "bias", None), graph.get_attr(p))[2]"""
 _CLONE = (
     "    x = next(iter(graph.nodes))\n    with graph.inserting_after(x):\n        graph.call_method('clone', (x,))\n"
 )
@@ -394,7 +394,7 @@ WRONG_INSERT = {
     "padding lost": (insert(("layer.stride, layer.padding,", "layer.stride, 0,")), "outputs equal"),
     "groups lost": (insert(("layer.dilation, layer.groups)", "layer.dilation)")), "outputs equal|RuntimeError"),
     "square strides": (insert(("(layer.stride,", "(layer.stride[0],")), "outputs equal"),
-    "bias lost": (insert(("None if layer.bias is None else", "None if True else")), "outputs equal"),
+    "bias lost": (insert((_BIAS, "None")), "outputs equal"),
     "doesn't observe": (insert((_PLACED, _PLACED + "\n            quantizer.observing = False")), "outputs equal"),
     "rounds at once": (insert((_PLACED, _PLACED + "\n            quantizer.rounding = True")), "outputs equal"),
     "any padding mode": (insert(('!= "zeros"', '== "?"')), "outputs equal"),
@@ -515,7 +515,7 @@ WRONG_BACKEND = {
         backend((_CLOSE, ""), ("                gm = new\n", ""), ("            entries", _LATER)),
         "a result that raises",
     ),
-    "inputs not copied": (backend((".detach().clone()", ".detach()")), "trying runs on copies"),
+    "inputs not copied": (backend(("value = value.clone()", "pass")), "trying runs on copies"),
     "graph not copied": (
         backend(("trial = copy.deepcopy(gm)", "trial = gm"), ("    before = gm.state_dict()\n", ""),
                 ("    inputs = []\n", "    inputs = []\n    before = copy.deepcopy(gm.state_dict())\n")),

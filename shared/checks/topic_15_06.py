@@ -825,6 +825,10 @@ def pass_backend(trial: Trial, answer: Any) -> None:
         right = [(_SAME, 0, True), (_SHORTER, 1, True), (_SHORTER, 1, True)]
         gm = traced()
         trial.equal("outputs", hold("three right passes", gm, [x], right)(x), gm(x))
+        run = answer([_make_pass("spy", _through(0, _spy))])(traced(), [x])
+        _GRAD_MODES.clear()
+        run(x)
+        trial.equal("how often a call runs that a pass has put in", len(_GRAD_MODES), 1)
         backend = answer([_SAME])
         for _ in range(2):
             backend(traced(), (x,))
