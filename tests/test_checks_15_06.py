@@ -17,7 +17,7 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_06 as check
 
-CELLS = "writes module-effect call-effect effect fusion-kinds to-grid fake-quant"
+CELLS = "function-writes writes effect fusion-kinds to-grid grids observer fake-quant"
 GIVEN = definitions("15-06", *CELLS.split())
 ANSWERS = answers("15-06", given=GIVEN)
 STUBS = answers("15-06", edit=student_source, given=GIVEN)
@@ -85,13 +85,6 @@ def replace_in_place(model, new):
     return gm
 
 
-def replace_and_write(model, new):
-    """Puts another activation into the model's own modules."""
-    gm = ANSWERS["replace_relu"](model, new)
-    model.act = nn.ReLU6()
-    return gm
-
-
 replace = partial(variant, "replace")
 _IS_RELU = "type(gm.get_submodule(node.target)) is nn.ReLU"
 _FUNCTIONS = "node.target in (F.relu, torch.relu)"
@@ -113,7 +106,7 @@ WRONG_REPLACE = {
         "everything else stays",
     ),
     "in training mode": (replace(("symbolic_trace(model)", "symbolic_trace(copy.deepcopy(model).train())")), "everything else"),
-    "writes into the model": (replace_and_write, "model stays as it is"),
+    "writes into the model": (replace((_DELETE, _DELETE + "    model.act = nn.ReLU6()\n")), "model stays as it is"),
     "freezes": (replace((_DELETE, _DELETE + "    model.requires_grad_(False)\n")), "model stays as it is"),
     "modules left": (replace((_DELETE, "")), "holds no nn.ReLU"),
     "by name": (replace((_IS_RELU, '"ReLU" in type(gm.get_submodule(node.target)).__name__')), "everything else stays"),
@@ -143,43 +136,6 @@ def flops_by_shapes(model, *inputs):
             length = node.args[0].meta["tensor_meta"].shape[-1]
         counts[node.name] = 2 * length * node.meta["tensor_meta"].shape.numel() if length else 0
     return counts
-
-
-class _ByKind(fx.Interpreter):
-    """A count is what the last call of call_module, call_function or call_method found."""
-
-    def run_node(self, node):
-        self.last = 0
-        value = super().run_node(node)
-        self.counts[node.name] = self.last
-        return value
-
-    def call_module(self, target, args, kwargs):
-        value = super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            self.last = 2 * value.numel() * layer.weight.numel() // len(layer.weight)
-        return value
-
-    def call_function(self, target, args, kwargs):
-        value = super().call_function(target, args, kwargs)
-        if target in {torch.matmul, operator.matmul}:
-            self.last = 2 * value.numel() * args[0].size(-1)
-        return value
-
-    def call_method(self, target, args, kwargs):
-        value = super().call_method(target, args, kwargs)
-        if target == "matmul":
-            self.last = 2 * value.numel() * args[0].size(-1)
-        return value
-
-
-@torch.no_grad()
-def flops_by_methods(model, *inputs):
-    interpreter = _ByKind(model if isinstance(model, fx.GraphModule) else fx.symbolic_trace(model))
-    interpreter.counts = {}
-    interpreter.run(*inputs)
-    return interpreter.counts
 
 
 flops = partial(variant, "flops")
@@ -230,34 +186,6 @@ WRONG_FLOPS = {
 # ---------------------------------------------------------------- cse
 
 
-def _same(a, b):
-    """Equal and of one type, at any depth."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    return a is b if isinstance(a, fx.Node) else a == b
-
-
-def cse_by_comparison(gm):
-    graph = copy.deepcopy(gm.graph)
-    effects = [GIVEN["effect"](gm, node) for node in gm.graph.nodes]
-    kept = []
-    for new, does in zip(list(graph.nodes), effects, strict=True):
-        if "writes" in effects or new.op in ("placeholder", "output") or does == "random":
-            continue
-        parts = (new.op, new.target, new.args, dict(new.kwargs))
-        equal = [n for n in kept if _same((n.op, n.target, n.args, dict(n.kwargs)), parts)]
-        if equal:
-            new.replace_all_uses_with(equal[0])
-            graph.erase_node(new)
-        else:
-            kept.append(new)
-    return fx.GraphModule(gm, graph)
-
-
 def cse_by_building(gm):
     """Copies node by node into a new graph."""
     graph, env, seen = fx.Graph(), {}, {}
@@ -275,18 +203,12 @@ def cse_by_building(gm):
     return fx.GraphModule(gm, graph)
 
 
-def cse_swaps(gm):
-    """The right number of nodes; a difference with its sides exchanged."""
-    result = ANSWERS["eliminate_common_subexpressions"](gm)
-    for node in result.graph.nodes:
-        if node.target is operator.sub:
-            node.args = node.args[::-1]
-    result.recompile()
-    return result
-
-
 cse = partial(variant, "cse")
 _END = "            first[key] = node\n    return fx.GraphModule(gm, graph)"
+_RETURN = "    return fx.GraphModule(gm, graph)\n    ###"
+_SWAP = (
+    "    for node in graph.nodes:\n        if node.target is operator.sub:\n            node.args = node.args[::-1]\n"
+)
 _INPUTS = 'node.op in ("placeholder", "output")'
 _PURE = '    if "writes" in effects:'
 _ARGS = "repr(node.args), repr(node.kwargs)"
@@ -301,7 +223,7 @@ WRONG_CSE = {
     "in place": (cse(("copy.deepcopy(gm.graph)", "gm.graph")), "gm stays as it is"),
     "in evaluation mode": (cse((_END, _END + ".eval()")), "gm stays as it is"),
     "a copy in evaluation mode": (cse((_END, _END.replace("(gm,", "(copy.deepcopy(gm).eval(),"))), "outputs stay"),
-    "wrong outputs": (cse_swaps, "outputs stay"),
+    "wrong outputs": (cse((_RETURN, _SWAP + _RETURN)), "outputs stay"),
     "merges nothing": (cse(("if key in first:", "if False:")), "compute the same are one"),
     "not in turn": (
         cse(("if key in first:", "if key in first and not any(n.op.startswith('call') for n in node.all_input_nodes):")),
@@ -363,19 +285,12 @@ def fuse_on_a_copy(model):
     return ANSWERS["fuse_conv_bn"](copy.deepcopy(model))
 
 
-def fuse_and_leave(model):
-    """Leaves something in the model."""
-    gm = ANSWERS["fuse_conv_bn"](model)
-    model.add_module("fused", nn.Identity())
-    return gm
-
-
 fusing = partial(variant, "fuse")
-_USERS = "if conv is None or len(source.users) > 1:"
+_USERS = "if type(conv) not in CONVOLUTIONS or len(source.users) > 1:"
+_PATH = '        source.target = f"folded_{source.name}"\n'
 _KINDS = "(module is model or isinstance(module, NORMS))"
 _WIDE = "wide = torch.promote_types(dtype, torch.float32)"
 _TURNED = "weight = (by_group * scale.reshape(conv.groups, 1, -1, *ones)).flatten(0, 1)"
-_DROP = "        gm.graph.erase_node(node)\n        gm.graph.erase_node(source)\n"
 WRONG_FUSE = {
     "a module": (wrapping("fuse_conv_bn"), "GraphModule"),
     "eps forgotten": (fusing(("norm.running_var.to(wide) + norm.eps", "norm.running_var.to(wide)")), "every kind"),
@@ -387,32 +302,26 @@ WRONG_FUSE = {
         fusing((_TURNED, "weight = weight * scale.mean()")),
         "every kind",
     ),
-    "2d only": (
-        fusing(("conv = layer(source, CONVOLUTIONS)", "conv = layer(source, (nn.Conv2d, nn.ConvTranspose2d))")),
-        "every kind",
-    ),
+    "2d only": (fusing((_USERS, _USERS.replace("CONVOLUTIONS", "(nn.Conv2d, nn.ConvTranspose2d)"))), "every kind"),
     "writes over": (
-        fusing(('path = f"folded_{source.name}"', "path = source.target"), ("gm.add_submodule(", "gm.set_submodule(")),
+        fusing((_PATH, ""), ("gm.add_submodule(", "gm.set_submodule(")),
         "called several times",
     ),
     "shared ones left": (
-        fusing(("if conv is None or", "if conv is None or sum(n.target == source.target for n in gm.graph.nodes) > 1 or")),
+        fusing((_USERS, _USERS[:-1] + " or sum(n.target == source.target for n in gm.graph.nodes) > 1:")),
         "called several times",
     ),
     "names by module": (
         fusing(('f"folded_{source.name}"', 'f"folded_{source.target}".replace(".", "_")')),
         "called several times",
     ),
-    "users ignored": (
-        fusing((_USERS, "if conv is None:"), (_DROP, _DROP.replace("node(source)", "node(source) if not source.users else 0"))),
-        "left alone",
-    ),
+    "users ignored": (fusing((" or len(source.users) > 1", "")), "left alone"),
     "statistics needed": (fusing((" or norm.running_mean is None", "")), "AttributeError|NoneType"),
     "folded in bfloat16": (fusing((_WIDE, "wide = dtype")), "float32 at least"),
     "in float32 always": (fusing((_WIDE, "wide = torch.float32")), "float32 at least"),
     "the norm's dtype": (fusing(("weight.to(dtype), bias.to(dtype)", "weight.to(norm.running_var.dtype), bias.to(norm.running_var.dtype)")),
                          "float32 at least|RuntimeError"),
-    "model changed": (fuse_and_leave, "stay as they are"),
+    "model changed": (fusing((_DELETE, _DELETE + "    model.spare = nn.Identity()\n")), "stay as they are"),
     "freezes": (fusing(("symbolic_trace(model)", "symbolic_trace(model.requires_grad_(False))")), "stay as they are"),
     "modules left": (fusing((_DELETE, "")), "nobody calls"),
     "not recompiled": (fusing((RECOMPILE, "")), "code of another graph"),
@@ -430,69 +339,37 @@ WRONG_FUSE = {
 # ---------------------------------------------------------------- insert
 
 
-def insert_in_two_walks(model, bits=8, per_channel=True):
-    """First the values, then the weights, each with a dictionary of its own."""
+def insert_in_place(model, bits=8, per_channel=True):
+    """Turns the layer's node into a call of the function, with keyword arguments."""
     gm = fx.symbolic_trace(copy.deepcopy(model))
-    graph, fake = gm.graph, GIVEN["FakeQuant"]
-    layers = {n: gm.get_submodule(n.target) for n in graph.nodes if n.op == "call_module"}
-    layers = {n: m for n, m in layers.items() if type(m) in (nn.Conv2d, nn.Linear)}
-    layers = {n: m for n, m in layers.items() if getattr(m, "padding_mode", "zeros") == "zeros"}
-    taken = {}
+    graph, taken = gm.graph, {}
 
-    def add(node, like, *options):
-        name = f"quantizer_{node.name}"
-        gm.add_submodule(name, fake(*options).to(like.device))
-        return graph.call_module(name, (node,))
+    def behind(key, source, *options):
+        if key not in taken:
+            gm.add_submodule(f"quantizer_{len(taken)}", GIVEN["FakeQuant"](*options).to(layer.weight.device))
+            taken[key] = graph.call_module(f"quantizer_{len(taken)}", (source,))
+        return taken[key]
 
-    for node, layer in layers.items():
-        source = node.args[0]
-        if source not in taken:
-            with graph.inserting_after(source):
-                taken[source] = add(source, layer.weight, 8, None, False)
-        node.args = (taken[source],)
-    for node, layer in layers.items():
+    for node in list(graph.nodes):
+        layer = GIVEN["module_of"](gm, node)
+        if type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "padding_mode", "zeros") != "zeros":
+            continue
         with graph.inserting_before(node):
-            if node.target not in taken:
-                weight = graph.get_attr(f"{node.target}.weight")
-                taken[node.target] = add(weight, layer.weight, bits, 0 if per_channel else None, True)
-            options = {"input": node.args[0], "weight": taken[node.target]}
+            weight = graph.get_attr(f"{node.target}.weight")
+            options = {"input": behind(node.args[0], node.args[0])}
+            options["weight"] = behind(node.target, weight, bits, 0 if per_channel else None, True)
             if layer.bias is not None:
                 options["bias"] = graph.get_attr(f"{node.target}.bias")
-            if type(layer) is nn.Conv2d:
-                options |= {k: getattr(layer, k) for k in ("stride", "padding", "dilation", "groups")}
-            new = graph.call_function(F.conv2d if type(layer) is nn.Conv2d else F.linear, kwargs=options)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-    gm.recompile()
-    return gm
-
-
-def insert_and_rename(model, bits=8, per_channel=True):
-    """Biases get clean names."""
-    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and node.target.endswith(".bias"):
-            path, _, _ = node.target.rpartition(".")
-            if not hasattr(gm, f"{path}_bias"):
-                gm.register_parameter(f"{path}_bias", gm.get_parameter(node.target))
-                gm.get_submodule(path).bias = None
-            node.target = f"{path}_bias"
-    gm.recompile()
-    return gm
-
-
-def insert_with_more(model, bits=8, per_channel=True):
-    """One call more."""
-    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
-    (x,) = gm.graph.find_nodes(op="placeholder")
-    with gm.graph.inserting_after(x):
-        gm.graph.call_method("clone", (x,))
+        if type(layer) is nn.Conv2d:
+            options |= {k: getattr(layer, k) for k in ("stride", "padding", "dilation", "groups")}
+        node.op, node.target = "call_function", F.conv2d if type(layer) is nn.Conv2d else F.linear
+        node.args, node.kwargs = (), options
+    graph.eliminate_dead_code()
     gm.recompile()
     return gm
 
 
 def insert_for_all_users(model, bits=8, per_channel=True):
-    """What else uses a rounded value gets it rounded, too."""
     gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
     for node in gm.graph.nodes:
         if node.op == "call_module" and "fake_quant" in node.target:
@@ -504,25 +381,31 @@ def insert_for_all_users(model, bits=8, per_channel=True):
 
 
 insert = partial(variant, "insert")
-_PLACED = "gm.add_submodule(path, quantizer.to(device))"
-_WEIGHT = 'through(f"{node.target}.weight", grid, place)'
+_PLACED = "gm.add_submodule(path, quantizer)"
+_BIAS = 'None if layer.bias is None else graph.get_attr(f"{node.target}.bias")'
+_MOVED = """graph.get_attr(p) if hasattr(gm, p := f"bias_{node.target}") else None if layer.bias is None else (
+                gm.register_parameter(p, layer.bias), setattr(layer, "bias", None), graph.get_attr(p))[2]"""
+_CLONE = (
+    "    x = next(iter(graph.nodes))\n    with graph.inserting_after(x):\n        graph.call_method('clone', (x,))\n"
+)
+_WEIGHT = 'through(f"{node.target}.weight", grid)'
 WRONG_INSERT = {
     "a module": (wrapping("insert_fake_quant"), "GraphModule"),
     "padding lost": (insert(("layer.stride, layer.padding,", "layer.stride, 0,")), "outputs equal"),
     "groups lost": (insert(("layer.dilation, layer.groups)", "layer.dilation)")), "outputs equal|RuntimeError"),
     "square strides": (insert(("(layer.stride,", "(layer.stride[0],")), "outputs equal"),
-    "bias lost": (insert(("None if layer.bias is None else", "None if True else")), "outputs equal"),
+    "bias lost": (insert((_BIAS, "None")), "outputs equal"),
     "doesn't observe": (insert((_PLACED, _PLACED + "\n            quantizer.observing = False")), "outputs equal"),
     "rounds at once": (insert((_PLACED, _PLACED + "\n            quantizer.rounding = True")), "outputs equal"),
     "any padding mode": (insert(('!= "zeros"', '== "?"')), "outputs equal"),
-    "clean names": (insert_and_rename, "keep their names"),
+    "clean names": (insert((_BIAS, _MOVED)), "keep their names"),
     "one for each layer": (
         insert(("if source not in quantized:", "if isinstance(source, fx.Node) or source not in quantized:"),
                ("len(quantized)", "len(list(gm.children()))")),
         "a value passes one",
     ),
-    "asked bits for values": (insert(("FakeQuant(), place", "FakeQuant(bits), place")), "a value passes one"),
-    "symmetric values": (insert(("FakeQuant(), place", "FakeQuant(symmetric=True), place")), "a value passes one"),
+    "asked bits for values": (insert(("FakeQuant().to", "FakeQuant(bits).to")), "a value passes one"),
+    "symmetric values": (insert(("FakeQuant().to", "FakeQuant(symmetric=True).to")), "a value passes one"),
     "one for each call": (
         insert(("if source not in quantized:", "if isinstance(source, str) or source not in quantized:"),
                ("len(quantized)", "len(list(gm.children()))")),
@@ -533,12 +416,12 @@ WRONG_INSERT = {
     "asymmetric weights": (insert(("symmetric=True", "symmetric=False")), "a weight passes one"),
     "eight bits always": (insert(("FakeQuant(bits,", "FakeQuant(8,")), "a weight passes one"),
     "weights not rounded": (insert((_WEIGHT, _WEIGHT + '\n            weight = graph.get_attr(f"{node.target}.weight")')), "nothing else"),
-    "one call more": (insert_with_more, "layers became"),
-    "a copy in training mode": (insert((RECOMPILE, RECOMPILE + "    gm.train()\n")), "layers became"),
+    "one call more": (insert((RECOMPILE, _CLONE + RECOMPILE)), "all other calls"),
+    "a copy in training mode": (insert((RECOMPILE, RECOMPILE + "    gm.train()\n")), "all other calls"),
     "all users": (insert_for_all_users, "nothing else"),
     "not a copy": (insert(("copy.deepcopy(model)", "model")), "also when the copy is trained"),
     "freezes the model": (insert(("deepcopy(model)", "deepcopy(model.requires_grad_(False))")), "when the copy is trained"),
-    "on the CPU": (insert(("quantizer.to(device)", "quantizer")), "weight's device"),
+    "on the CPU": (insert((".to(place)", "")), "weight's device"),
     "not recompiled": (insert((RECOMPILE, "")), "code of another graph"),
 }  # fmt: skip
 
@@ -546,38 +429,35 @@ WRONG_INSERT = {
 
 
 class BackendByFunctions:
-    """Keeps the random state by hand, and compares what a run leaves, tensor by tensor."""
+    """Keeps the random state by hand, and compares in one list."""
 
     def __init__(self, passes):
         self.passes, self.log = tuple(passes), []
 
-    def trial(self, gm, example_inputs):
+    def left(self, gm, example_inputs):
         state = torch.get_rng_state()
         numbers = [t.node.hint if isinstance(t, torch.SymInt) else t for t in example_inputs]
         inputs = copy.deepcopy([t.detach() if hasattr(t, "detach") else t for t in numbers])
-        gm = copy.deepcopy(gm)
-        old = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
+        trial = copy.deepcopy(gm)
         try:
             torch.manual_seed(99)
-            with torch.no_grad():
-                outputs = gm(*inputs)
+            outputs = trial(*inputs)
         finally:
             torch.set_rng_state(state)
-        left = {name: t for name, t in gm.state_dict().items() if (t != old[name]).any()}
-        return [outputs, inputs, left]
+        old, new = gm.state_dict(), trial.state_dict()
+        return [outputs, inputs, {name: t for name, t in new.items() if (t != old[name]).any()}]
 
     def __call__(self, gm, example_inputs):
-        log = []
+        self.log.append([])
         for one in self.passes:
             try:
                 new = one(copy.deepcopy(gm))
                 new.graph.lint()
-                torch.testing.assert_close(self.trial(new, example_inputs), self.trial(gm, example_inputs))
+                torch.testing.assert_close(self.left(new, example_inputs), self.left(gm, example_inputs))
             except Exception:
                 new = None
             gm = new or gm
-            log.append((one.__name__, len(gm.graph.nodes), new is not None))
-        self.log.append(log)
+            self.log[-1].append((one.__name__, len(gm.graph.nodes), new is not None))
         return gm
 
 
@@ -588,59 +468,62 @@ class BackendWithAClosure(BackendByFunctions):
 
 
 backend = partial(variant, "backend")
-_CLOSE = "                torch.testing.assert_close(results(new), results(gm))\n"
+_CLOSE = """                left = trial_run(new, example_inputs)
+                torch.testing.assert_close(left, trial_run(gm, example_inputs))
+"""
 _LINT = "                new.graph.lint()\n"
 _PASS = "                new = one(copy.deepcopy(gm))\n"
+_TRY = "            try:\n"
+_COPIED = "one(copy.deepcopy(gm))"
 _CHANGED = "return outputs, inputs, changed"
-_KEPT = "            if kept:\n                gm = new\n"
-_SEED = "            with torch.random.fork_rng(), torch.no_grad():\n                torch.manual_seed(0)\n"
-_OUTER = "        entries = []\n"
+_SEED = "    with torch.random.fork_rng(), torch.no_grad():\n        torch.manual_seed(0)\n"
+_START = ("        entries = []\n", "        entries = []\n        start = gm\n")
+_COMPARED = "trial_run(gm, example_inputs))"
 _LATER = """            if kept:
-                got = results(new)
+                left = trial_run(new, example_inputs)
                 try:
-                    torch.testing.assert_close(got, results(gm))
+                    torch.testing.assert_close(left, trial_run(gm, example_inputs))
+                    gm = new
                 except AssertionError:
                     kept = False
-"""
-_COMMON = """                got, want = results(new), results(gm)
+            entries"""
+_COMMON = """                got, want = trial_run(new, example_inputs), trial_run(gm, example_inputs)
                 torch.testing.assert_close(got[:2], want[:2])
                 for key in got[2].keys() & want[2].keys():
                     torch.testing.assert_close(got[2][key], want[2][key])
 """
 WRONG_BACKEND = {
     "returns the code": (backend(("return gm.forward", "return gm.code")), "in order"),
-    "each on the first": (
-        backend((_OUTER, _OUTER + "        start = gm\n"), ("one(copy.deepcopy(gm))", "one(copy.deepcopy(start))")),
-        "in order|aren't kept",
-    ),
+    "each on the first": (backend(_START, (_COPIED, "one(copy.deepcopy(start))")), "in order|aren't kept"),
     "one log": (backend(("self.log.append(entries)", "self.log = [entries]")), "in order"),
-    "nodes before": (backend((_KEPT, "            nodes = len(gm.graph.nodes)\n" + _KEPT), ("len(gm.graph.nodes), kept", "nodes, kept")), "in order"),
-    "runs the old graph": (
-        backend((_OUTER, _OUTER + "        start = gm\n"), ("return gm.forward", "return start.forward")),
+    "nodes before": (
+        backend((_TRY, "            nodes = len(gm.graph.nodes)\n" + _TRY), ("len(gm.graph.nodes), kept", "nodes, kept")),
         "in order",
     ),
-    "doesn't compare": (backend((_CLOSE, "                results(new)\n")), "other outputs"),
-    "loosely": (backend(("results(gm))", "results(gm), rtol=0.01, atol=0.01)")), "other outputs"),
-    "any dtype": (backend(("results(gm))", "results(gm), check_dtype=False)")), "other outputs"),
+    "runs the old graph": (backend(_START, ("return gm.forward", "return start.forward")), "in order"),
+    "doesn't compare": (backend((_CLOSE, "                trial_run(new, example_inputs)\n")), "other outputs"),
+    "loosely": (backend((_COMPARED, _COMPARED[:-1] + ", rtol=0.01, atol=0.01)")), "other outputs"),
+    "any dtype": (backend((_COMPARED, _COMPARED[:-1] + ", check_dtype=False)")), "other outputs"),
     "shares tensors with the pass": (
-        backend(("one(copy.deepcopy(gm))", "one(fx.GraphModule(gm, copy.deepcopy(gm.graph)))")),
+        backend((_COPIED, "one(fx.GraphModule(gm, copy.deepcopy(gm.graph)))")),
         "other outputs",
     ),
-    "no copy for the pass": (backend(("one(copy.deepcopy(gm))", "one(gm)")), "other outputs|in order|raises"),
-    "passes may not raise": (
-        backend((f"            try:\n{_PASS}", f"{_PASS[4:]}            try:\n")),
-        "a pass that raises",
-    ),
+    "no copy for the pass": (backend((_COPIED, "one(gm)")), "other outputs|in order|raises"),
+    "passes may not raise": (backend((_TRY + _PASS, _PASS[4:] + _TRY)), "a pass that raises"),
     "no lint": (backend((_LINT, "")), "lint is asked"),
-    "results may not raise": (backend((_CLOSE, ""), (_KEPT, _LATER + _KEPT)), "a result that raises"),
-    "inputs not copied": (backend(("value.detach().clone() if", "value.detach() if")), "trying runs on copies"),
+    "results may not raise": (
+        backend((_CLOSE, ""), ("                gm = new\n", ""), ("            entries", _LATER)),
+        "a result that raises",
+    ),
+    "inputs not copied": (backend(("value = value.clone()", "pass")), "trying runs on copies"),
     "graph not copied": (
-        backend(("trial = copy.deepcopy(graph_module)", "trial = graph_module"), ("before = graph_module.state_dict()", "before = copy.deepcopy(graph_module.state_dict())")),
+        backend(("trial = copy.deepcopy(gm)", "trial = gm"), ("    before = gm.state_dict()\n", ""),
+                ("    inputs = []\n", "    inputs = []\n    before = copy.deepcopy(gm.state_dict())\n")),
         "trying runs on copies",
     ),
     "random state moved": (backend(("torch.random.fork_rng(), ", "")), "trying runs on copies"),
     "other numbers": (
-        backend((_SEED, "            with torch.no_grad():\n"), (_OUTER, _OUTER + "        state = torch.get_rng_state()\n"),
+        backend((_SEED, "    with torch.no_grad():\n"), (_START[0], _START[0] + "        state = torch.get_rng_state()\n"),
                 ("        return gm.forward", "        torch.set_rng_state(state)\n        return gm.forward")),
         "same numbers",
     ),
@@ -648,11 +531,11 @@ WRONG_BACKEND = {
     "outputs and inputs": (backend((_CHANGED, "return outputs, inputs")), "same is written"),
     "outputs and tensors": (backend((_CHANGED, "return outputs, changed")), "same is written"),
     "tensors that both have": (
-        backend((_CHANGED, "return outputs, inputs, dict(after)"), (_CLOSE, _COMMON)),
+        backend((_CHANGED, "return outputs, inputs, trial.state_dict()"), (_CLOSE, _COMMON)),
         "same is written[\\s\\S]*dead_code_and_modules, . nodes, kept: True",
     ),
-    "sizes as they are": (backend(("return value.node.hint", "return value")), "symbolic sizes"),
-    "sizes by int()": (backend(("return value.node.hint", "return int(value)")), "symbolic sizes[\\s\\S]*size afterwards"),
+    "sizes as they are": (backend(("value = value.node.hint", "pass")), "symbolic sizes"),
+    "sizes by int()": (backend(("value.node.hint", "int(value)")), "symbolic sizes[\\s\\S]*size afterwards"),
 }  # fmt: skip
 
 # ---------------------------------------------------------------- all
@@ -668,11 +551,14 @@ CHECKS = {
 }
 RIGHT = {
     "replace_relu": [replace_by_transformer, replace_in_place],
-    "count_flops": [flops_by_shapes, flops_by_methods],
-    "eliminate_common_subexpressions": [cse_by_comparison, cse_by_building],
+    "count_flops": [flops_by_shapes, lambda model, *x: ANSWERS["count_flops"](copy.deepcopy(model), *x)],
+    "eliminate_common_subexpressions": [
+        cse_by_building,
+        lambda gm: ANSWERS["eliminate_common_subexpressions"](copy.deepcopy(gm)),
+    ],
     "fuse_conv_bn": [fuse_by_torch, fuse_on_a_copy],
     "insert_fake_quant": [
-        insert_in_two_walks,
+        insert_in_place,
         lambda *a: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:]),
     ],
     "PassBackend": [BackendByFunctions, BackendWithAClosure],
