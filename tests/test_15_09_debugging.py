@@ -20,7 +20,7 @@ from torch.autograd import gradcheck
 (PATH,) = MODULE.glob("15-09_*.ipynb")
 DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
-NEEDED = """device train x_train y_train x_test y_test Batch TORCH KNOWN ORDER STAGES FIXES PROGRESS WATCHERS GALLERY
+NEEDED = """device train test x_train y_train x_test y_test Batch TORCH KNOWN ORDER STAGES FIXES PROGRESS WATCHERS GALLERY
     HEALTHY
     KINDS WRONG images labels elsewhere is_animal animals channels_last permuted reshaped as_bytes scaled_bytes
     left_behind moves_along stays_behind plain_list plain_tensor unscaled mixed_up one_off mislabelled batch_writer
