@@ -20,12 +20,14 @@ from torch.autograd import gradcheck
 (PATH,) = MODULE.glob("15-09_*.ipynb")
 DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
-NEEDED = """device train test x_train y_train x_test y_test Batch TORCH KNOWN ORDER STAGES FIXES PROGRESS WATCHERS GALLERY
-    HEALTHY
-    KINDS WRONG images labels elsewhere is_animal animals channels_last permuted reshaped as_bytes scaled_bytes
-    left_behind moves_along stays_behind plain_list plain_tensor unscaled mixed_up one_off mislabelled batch_writer
-    over_batch log_probabilities broadcast flattened with_logits flat bare squashed_net logit_net in_place on_data
-    carried apart cleared_early never_cleared cleared_after early each_batch stays returns whole_losses"""
+NEEDED = """
+    Batch FIXES GALLERY HEALTHY KINDS KNOWN Log ORDER PROGRESS STAGES TORCH WATCHERS WRONG animals apart
+    as_bytes bare batch_writer broadcast carried channels_last cleared_after cleared_early device each_batch
+    early elsewhere flat flattened images in_place is_animal labels left_behind log_probabilities logit_net
+    mislabelled mixed_up moves_along never_cleared on_data one_off over_batch permuted plain_list plain_tensor
+    reshaped returns scaled_bytes squashed_net stays stays_behind test train unscaled whole_losses with_logits
+    x_test x_train y_test y_train
+"""
 
 
 def _kept(node):
