@@ -666,6 +666,29 @@ class TestWatching:
         one.step = lambda *arguments: lesson.plain_step(*arguments) and None
         assert suspects(lesson, one)[0].name == "nan in loop"
 
+    def test_outputs_that_are_kept_or_changed_in_place(self, lesson):
+        def step(model, loss_fn, batch, optimizer):
+            z = model(batch[0])
+            z /= 2.0
+            loss = loss_fn(z, batch[1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        one = lesson.patient(step=step)
+        assert suspects(lesson, one) == []
+        kept = []
+        one.model.register_forward_hook(lambda module, args, out: kept.append(out))
+        assert suspects(lesson, one)[0].name == "graphs kept"
+
+    def test_sparse_gradients(self, lesson):
+        words = torch.randint(50, (420, 12))
+        model = nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, 4))
+        one = lesson.patient(model, batch=(words, words.sum(dim=1) % 4))
+        one.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert suspects(lesson, one) == []
+
     def test_a_private_list_hides_layers_too(self, lesson):
         layers = lesson.Layers()
         layers._mine = [nn.Linear(2, 2)]
