@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, profiler
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shared.checks.comparing import difference
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
 from shared.checks.words import Sample, gradients, samples, snapshot, unchanged
@@ -467,39 +467,13 @@ def _check_record_4(trial: Trial, answer: Callable) -> None:
         model.inner[1].bad = True
         with unchanged(trial, "after the model raised", model), suppress(_Interrupted):
             answer(model, many)
-    model.inner[1].bad = True
-    try:
-        answer(model, many)
-        raised = "no exception"
-    except BaseException as error:
-        raised = type(error).__name__
-    item = "record_4: the exception goes on"
-    trial.equal(item, raised, "_Interrupted", hint="who catches it? It is none that `except Exception` catches")
-
-
-class _Readers(TorchFunctionMode):
-    """Counts calls that give Python a tensor's values."""
-
-    names: ClassVar = {"tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"}
-    reads = 0
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        self.reads += name in self.names or name in ("__repr__", "__format__")
-        return function(*args, **(kwargs or {}))
-
-
-class _Waiting(TorchDispatchMode):
-    """Counts operations that wait for a value."""
-
-    waiting: ClassVar = {"_local_scalar_dense", "equal", "bincount", "nonzero", "_unique2", "masked_select"}
-    reads = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        indices = args[1] if function is torch.ops.aten.index.Tensor else ()
-        masked = any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices)
-        self.reads += masked or function.overloadpacket.__name__ in self.waiting
-        return function(*args, **(kwargs or {}))
+    with trial.group("record_4: the exception goes on", hint="who catches it? `except Exception` doesn't"):
+        try:
+            answer(model, many)
+            raised = "no exception"
+        except _Interrupted as error:
+            raised = type(error).__name__
+        trial.equal("a model that fails", raised, "_Interrupted")
 
 
 def _operations(action: Callable[[], object]) -> int:
@@ -519,22 +493,14 @@ def _check_confusion_5(trial: Trial, answer: Callable) -> None:
         samples(trial, answer, _confusion_5, cases)
         tied = answer(torch.zeros(5, 3), torch.tensor([0, 2, 2, 1, 2]))
         trial.equal("images of each class, all logits equal", tied.sum(1), torch.tensor([1, 1, 3]))
+    item = "confusion_5: Python reads no value, and the counts are on the device of logits"
+    hint = "which call gives Python a number, or does so inside? where does each new tensor lie?"
+    with trial.group(item, hint=hint, free=True):  # "meta" has no values: who reads one fails
+        counts = answer(torch.randn(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
+        trial.equal("device of the counts for logits on 'meta'", str(counts.device), "meta")
     used = []
-    read = []
     for n, classes in ((5, 3), (200, 3), (60, 25)):
-        pair = torch.randn(n, classes), torch.randint(classes, (n,))
-        used.append(_operations(partial(answer, *pair)))
-        with _Readers() as readers, _Waiting() as waiting:
-            answer(*pair)
-        read.append(waiting.reads + readers.reads)
-    trial.that(
-        "confusion_5: Python reads no value",
-        not any(read),
-        expected="no read of a value",
-        got=f"{max(read)} in a call",
-        hint="which call gives Python a number, or does so inside?",
-        free=True,
-    )
+        used.append(_operations(partial(answer, torch.randn(n, classes), torch.randint(classes, (n,)))))
     trial.that(
         "confusion_5: at most 20 operations",
         max(used) <= 20,
@@ -544,22 +510,13 @@ def _check_confusion_5(trial: Trial, answer: Callable) -> None:
         see=2,
         free=True,
     )
-    hint = "where does each new tensor lie?"
-    with trial.group("confusion_5: the counts are on the device of logits", hint=hint, free=True):
-        try:
-            found = answer(torch.randn(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")).device
-        except NotImplementedError as error:
-            if not error.args:
-                raise
-            found = "meta"  # an operation that 'meta' lacks, which says nothing of devices
-        trial.equal("device of the counts for logits on 'meta'", str(found), "meta")
 
 
 @exercise(
     "15-09.5",
     "A script that grows and a script that waits",
     points=20,
-    demands=10,
+    demands=9,
     stand_in=lambda: (_record_4, _confusion_5),
     stand_in_name="ours",
 )
@@ -588,13 +545,10 @@ class _Eyes(nn.Module):
         return z
 
 
-def _train_6(
-    model: Any, optimizer: Any, images: Tensor, labels: Tensor, epochs: int, held: int, correction: int = 1
-) -> list[float]:
-    """The reference. The deviation may divide by the count (correction 0), or by one less."""
+def _train_6(model: Any, optimizer: Any, images: Tensor, labels: Tensor, epochs: int, held: int) -> list[float]:
+    """The reference."""
     rest = images[held:]
-    mean = rest.mean((0, 2, 3), keepdim=True)
-    standard = (images - mean) / rest.std((0, 2, 3), keepdim=True, correction=correction)
+    standard = (images - rest.mean((0, 2, 3), keepdim=True)) / rest.std((0, 2, 3), keepdim=True)
     found = []
     for _ in range(epochs):
         model.train()
@@ -643,8 +597,7 @@ def _trained(train: Callable, images: Tensor, labels: Tensor, epochs: int, held:
 
 
 def _differ(now: Any, before: Any) -> bool:
-    pairs = zip(tree_leaves(now), tree_leaves(before), strict=True)
-    return not all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+    return difference(now, before, exact=True) is not None
 
 
 @exercise("15-09.6", "Two bugs and one curve", points=20, demands=5, stand_in=lambda: _train_6, stand_in_name="ours")
@@ -656,20 +609,15 @@ def pair(trial: Trial, answer: Any) -> None:
         images = torch.randn(n, 2, 3, 3, dtype=torch.float64) * scale + 100
         images[:held] += 25.0  # held images have another mean
         data = images, torch.randint(3, (n,)), epochs, held
-        got, by_less, by_count = (
-            _trained(train, *(t.clone() for t in data[:2]), *data[2:])
-            for train in (answer, _train_6, partial(_train_6, correction=0))
-        )
-        first = got["batches"][:1]
-        like_count = bool(first) and first[0].shape == by_count["batches"][0].shape
-        like_count = like_count and torch.allclose(first[0], by_count["batches"][0], rtol=1e-9)
-        runs.append((f"{n} images, {held} held, {epochs} epochs", got, by_count if like_count else by_less))
+        got, want = (_trained(train, *(t.clone() for t in data[:2]), *data[2:]) for train in (answer, _train_6))
+        runs.append((f"{n} images, {held} held, {epochs} epochs", got, want))
 
     def demand(item: str, names: Sequence[str], hint: str, see: int | None = None, free: bool = False) -> None:
         with trial.group(item, hint=hint, see=see, free=free):
             for case, got, want in runs:
                 for name in names:
-                    trial.close(f"{name}, {case}", got[name], want[name], rtol=1e-7, atol=1e-9)
+                    # room for a deviation that divides by the count, or by one less
+                    trial.close(f"{name}, {case}", got[name], want[name], rtol=5e-3, atol=5e-3)
 
     demand(
         "the training is that of the script, on images standardized once",
