@@ -1,4 +1,4 @@
-"""The GitHub workflow, as far as it can be looked at without GitHub: pinned actions, commands and files that there are."""
+"""The GitHub workflow, as far as it can be looked at without GitHub: pinned actions, commands and files."""
 
 import re
 
