@@ -19,7 +19,6 @@ import json
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 from module_15_advanced_pytorch_internals.recordings.record import LETTERS, pack
 

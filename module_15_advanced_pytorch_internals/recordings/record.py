@@ -251,7 +251,7 @@ def stacks() -> dict[str, Any]:
 
 def short_name(path: str) -> str:
     parts = Path(path).parts
-    return "/".join(parts[parts.index("torch") :]) if "torch" in parts else parts[-1]
+    return "/".join(parts[parts.index("site-packages") + 1 :]) if "site-packages" in parts else parts[-1]
 
 
 def source(frame: dict) -> str:
@@ -359,13 +359,13 @@ def out_of_memory() -> dict[str, Any]:
     return found
 
 
-def child(settings: str) -> dict[str, Any]:
-    """The workload in a process of its own, with these settings of the allocator."""
-    env = os.environ | {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
-    command = [sys.executable, __file__, "--child"]
+def child(settings: str, *arguments: str) -> dict[str, Any]:
+    """What a process of its own prints, with these settings of the allocator; without arguments the workload."""
+    env = os.environ | {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings} if settings else None
+    command = [sys.executable, __file__, *(arguments or ("--child",))]
     done = subprocess.run(command, env=env, timeout=100, check=False, capture_output=True, text=True)
     if done.returncode:
-        print(f"  {settings}: {done.stderr[-1000:]}")
+        print(f"  {settings} {arguments}: {done.stderr[-1000:]}")
         return {"failed": done.returncode}
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -635,8 +635,9 @@ def races() -> dict[str, Any]:
     refilled = [sorted(set(t[:: 2**16].tolist())) for t in arrived]
 
     x = torch.ones(2**20, device="cuda")
+    y = torch.zeros(2**20).pin_memory()
     torch.cuda._sleep(busy)
-    y = x.to("cpu", non_blocking=True)
+    y.copy_(x, non_blocking=True)
     early = float(y.sum())
     torch.cuda.synchronize()
     late = float(y.sum())
@@ -794,34 +795,34 @@ def strides() -> dict[str, Any]:
 
 
 def benchmark_flag() -> dict[str, Any]:
-    """torch.backends.cudnn.benchmark, off and on: one size for ever, and a new size in each step."""
+    """torch.backends.cudnn.benchmark, off and on, each in a process of its own: cuDNN's plans are remembered."""
+    return {flag: child("", "--benchmark", flag) for flag in ("off", "on")}
+
+
+def benchmark_steps(flag: str) -> dict[str, Any]:
+    """Seconds of forward and backward: one size for ever, then a new size in each step, then these sizes again."""
     import torch
     from torch import nn
 
-    def net() -> Any:
-        return nn.Sequential(
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 128, 3, padding=1, stride=2),
-        ).cuda()
+    torch.backends.cudnn.benchmark = flag == "on"
+    model = nn.Sequential(
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(64, 128, 3, padding=1, stride=2),
+    ).cuda()
 
-    def step(model: Any, x: Any) -> None:
-        model(x).sum().backward()
+    def seconds(size: int) -> float:
+        x = torch.randn(128, 32, size, size, device="cuda")
+        return seconds_on_the_host(lambda: model(x).sum().backward(), wait=True)
 
-    found: dict[str, Any] = {}
-    for flag in (False, True):
-        torch.backends.cudnn.benchmark = flag
-        model, x = net(), torch.randn(32, 32, 64, 64, device="cuda")
-        times = [seconds_on_the_host(lambda model=model, x=x: step(model, x), wait=True) for _ in range(40)]
-        sizes = [40 + 4 * k for k in range(12)]
-        batches = [torch.randn(32, 32, size, size, device="cuda") for size in sizes]
-        changing = [seconds_on_the_host(lambda m=model, x=x: step(m, x), wait=True) for x in batches]
-        again = [seconds_on_the_host(lambda m=model, x=x: step(m, x), wait=True) for x in batches]
-        found["on" if flag else "off"] = {"fixed": times, "changing": changing, "the same sizes again": again}
-    torch.backends.cudnn.benchmark = False
-    return found
+    sizes = [40 + 4 * k for k in range(12)]
+    return {
+        "fixed": [seconds(64) for _ in range(40)],
+        "changing": [seconds(size + 2) for size in sizes],
+        "the same sizes again": [seconds(size + 2) for size in sizes],
+    }
 
 
 # ---------------------------------------------------------------- kernels of our own
@@ -852,6 +853,17 @@ extern "C" __global__ void banks(float* out, int stride, int rounds) {
 extern "C" __global__ void strided(const float* in, float* out, int stride, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && in[i * stride] == 7.0f) out[0] = 1.0f;
+}
+extern "C" __global__ void again(const float* in, float* out, int stride, int n, int rounds) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = 0;
+    for (int r = 0; r < rounds; ++r) {
+        float x;
+        const float* place = in + (long long)(i + r * 1024) * stride % n;
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(place));
+        sum += x;
+    }
+    if (sum == 7.0f) out[0] = sum;
 }
 extern "C" __global__ void copy1(const float* in, float* out, int n) {
     int step = gridDim.x * blockDim.x;
@@ -996,6 +1008,24 @@ def coalescing() -> dict[str, Any]:
     return found
 
 
+def coalescing_in_l2() -> dict[str, Any]:
+    """Nanoseconds for each float that is read at a stride out of 16 MiB, which the L2 cache holds."""
+    import torch
+
+    again, out = kernel("again"), torch.zeros(1, device="cuda")
+    units = torch.cuda.get_device_properties(0).multi_processor_count
+    n, rounds = 2**22, 256
+    data = torch.zeros(n, device="cuda")
+    found: dict[str, Any] = {"stride": [1, 2, 4, 8, 16, 32, 64]}
+    found["ns"] = [
+        milliseconds(lambda s=s: again(grid=(2 * units, 1, 1), block=(1024, 1, 1), args=[data, out, s, n, rounds]), 5)
+        / (2 * units * 1024 * rounds)
+        * 1e6
+        for s in found["stride"]
+    ]
+    return found
+
+
 def occupancy() -> dict[str, Any]:
     """Bytes a second of a copy over the blocks of 256 threads that an SM may hold, limited by shared memory."""
     import torch
@@ -1101,6 +1131,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "divergence": divergence,
     "bank conflicts": bank_conflicts,
     "coalescing": coalescing,
+    "coalescing in L2": coalescing_in_l2,
     "occupancy": occupancy,
     "working sets": working_sets,
 }
@@ -1147,10 +1178,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Record on an NVIDIA GPU what 15-07 shows where there is none.")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--benchmark", choices=("off", "on"), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("This machine has no CUDA device, so there is nothing to record. Nothing was written.", file=sys.stderr)
         return 1
+    if args.benchmark:
+        print(json.dumps(benchmark_steps(args.benchmark)))
+        return 0
     if args.child:
         print(json.dumps(capped(9 * GIB, workload)))
         return 0
