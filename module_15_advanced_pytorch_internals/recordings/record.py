@@ -859,7 +859,7 @@ extern "C" __global__ void again(const float* in, float* out, int stride, int n,
     float sum = 0;
     for (int r = 0; r < rounds; ++r) {
         float x;
-        const float* place = in + (long long)(i + r * 1024) * stride % n;
+        const float* place = in + ((i + r * 1024) * stride & (n - 1));
         asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(place));
         sum += x;
     }
