@@ -431,7 +431,7 @@ def test_a_dry_run_by_hand(lesson):
         model = nn.Linear(1024, 1024, bias=False)
         batch = torch.empty(1024, 1024), torch.empty(1024, dtype=torch.long)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    recorder = lesson.dry_run(model, optimizer, batch)
+    recorder = lesson.dry_run(model, optimizer, *batch)
     sizes = {number: size for action, number, size in recorder.events if action == "alloc"}
     now = peak = 0
     for action, number, _ in recorder.events:
@@ -449,7 +449,7 @@ def test_predicting_keeps_ties_frozen_parameters_and_the_models_own_state(lesson
     model[2].weight = model[0].weight
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=True)
     before = model[0].weight.detach().clone()
-    recorder = lesson.dry_run(model, optimizer, (torch.randn(8, 64), torch.zeros(8, dtype=torch.long)))
+    recorder = lesson.dry_run(model, optimizer, torch.randn(8, 64), torch.zeros(8, dtype=torch.long))
     kinds = [recorder.kinds[number] for kind, number, _ in recorder.events if kind == "alloc"]
     assert kinds.count("parameter") == 1
     assert torch.equal(before, model[0].weight)

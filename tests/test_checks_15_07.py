@@ -423,7 +423,14 @@ WRONG_PLANS = {
     "the smallest first": (ARENA, ORDER, "key=lambda k: tensors[k][2]"),
 }
 
-CHECKS = {name: getattr(check, "wait_free" if name == "evaluate" else name) for name in NAMES.values()}
+CHECKS = {
+    "fixed_bytes": check.fixed_bytes,
+    "post_mortem": check.post_mortem,
+    "matmul_cost": check.matmul_cost,
+    "evaluate": check.wait_free,
+    "prefetch_schedule": check.prefetch_schedule,
+    "plan": check.plan,
+}
 ANSWERS = answers("15-07", given=GIVEN)
 STUBS = answers("15-07", edit=student_source, given=GIVEN)
 IDLE = idle("15-07", GIVEN)
@@ -452,8 +459,14 @@ RIGHT = {
     "prefetch_schedule": [prefetch_filled_first, prefetch_by_buffers],
     "plan": [plan_on_a_grid, variant("plan", (ORDER, "key=lambda k: tensors[k][0] - tensors[k][1]"))],
 }
-TABLES = (WRONG_FIXED, WRONG_MORTEM, WRONG_MATMUL, WRONG_EVALUATE, WRONG_PREFETCH, WRONG_PLANS)
-WRONG = {NAMES[slug]: wrong(slug, rows) for slug, rows in zip(NAMES, TABLES, strict=True)}
+WRONG = {
+    "fixed_bytes": wrong("fixed", WRONG_FIXED),
+    "post_mortem": wrong("post-mortem", WRONG_MORTEM),
+    "matmul_cost": wrong("roofline", WRONG_MATMUL),
+    "evaluate": wrong("wait-free", WRONG_EVALUATE),
+    "prefetch_schedule": wrong("prefetch", WRONG_PREFETCH),
+    "plan": wrong("plan", WRONG_PLANS),
+}
 
 
 class TestChecks(CheckProtocol):
