@@ -359,13 +359,13 @@ def out_of_memory() -> dict[str, Any]:
     return found
 
 
-def child(settings: str, *arguments: str) -> dict[str, Any]:
-    """What a process of its own prints, with these settings of the allocator; without arguments the workload."""
-    env = os.environ | {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings} if settings else None
-    command = [sys.executable, __file__, *(arguments or ("--child",))]
+def child(settings: str) -> dict[str, Any]:
+    """The workload in a process of its own, with these settings of the allocator."""
+    env = os.environ | {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
+    command = [sys.executable, __file__, "--child"]
     done = subprocess.run(command, env=env, timeout=100, check=False, capture_output=True, text=True)
     if done.returncode:
-        print(f"  {settings} {arguments}: {done.stderr[-1000:]}")
+        print(f"  {settings}: {done.stderr[-1000:]}")
         return {"failed": done.returncode}
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -621,7 +621,7 @@ def copies() -> dict[str, Any]:
 
 
 def races() -> dict[str, Any]:
-    """What arrives if a buffer is refilled, read or freed too early. `_sleep` keeps the GPU busy before the copy."""
+    """What arrives if a buffer is refilled or freed too early. `_sleep` keeps the GPU busy before the copy."""
     import torch
 
     busy = 100_000_000  # cycles
@@ -633,14 +633,6 @@ def races() -> dict[str, Any]:
         arrived.append(pinned.to("cuda", non_blocking=True))
     torch.cuda.synchronize()
     refilled = [sorted(set(t[:: 2**16].tolist())) for t in arrived]
-
-    x = torch.ones(2**20, device="cuda")
-    y = torch.zeros(2**20).pin_memory()
-    torch.cuda._sleep(busy)
-    y.copy_(x, non_blocking=True)
-    early = float(y.sum())
-    torch.cuda.synchronize()
-    late = float(y.sum())
 
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     freed = {}
@@ -657,7 +649,7 @@ def races() -> dict[str, Any]:
             del batch
         torch.cuda.synchronize()
         freed["record_stream" if careful else "without"] = [float(s) for s in sums]
-    return {"refilled": refilled, "read early": early, "read late": late, "freed early": freed}
+    return {"refilled": refilled, "freed early": freed}
 
 
 def overlap() -> dict[str, Any]:
@@ -782,49 +774,6 @@ def tf32() -> dict[str, Any]:
     return found
 
 
-def strides() -> dict[str, Any]:
-    """Nanoseconds for each float that torch copies out of a strided view."""
-    import torch
-
-    base, out = torch.ones(2**28, device="cuda"), torch.empty(2**28, device="cuda")
-    found = {}
-    for s in (1, 2, 4, 8, 16, 32, 64):
-        count = 2**28 // s
-        found[s] = milliseconds(lambda s=s, count=count: out[:count].copy_(base[::s])) / count * 1e6
-    return found
-
-
-def benchmark_flag() -> dict[str, Any]:
-    """torch.backends.cudnn.benchmark, off and on, each in a process of its own: cuDNN's plans are remembered."""
-    return {flag: child("", "--benchmark", flag) for flag in ("off", "on")}
-
-
-def benchmark_steps(flag: str) -> dict[str, Any]:
-    """Seconds of forward and backward: one size for ever, then a new size in each step, then these sizes again."""
-    import torch
-    from torch import nn
-
-    torch.backends.cudnn.benchmark = flag == "on"
-    model = nn.Sequential(
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(64, 128, 3, padding=1, stride=2),
-    ).cuda()
-
-    def seconds(size: int) -> float:
-        x = torch.randn(128, 32, size, size, device="cuda")
-        return seconds_on_the_host(lambda: model(x).sum().backward(), wait=True)
-
-    sizes = [40 + 4 * k for k in range(12)]
-    return {
-        "fixed": [seconds(64) for _ in range(40)],
-        "changing": [seconds(size + 2) for size in sizes],
-        "the same sizes again": [seconds(size + 2) for size in sizes],
-    }
-
-
 # ---------------------------------------------------------------- kernels of our own
 
 KERNELS = r"""
@@ -853,17 +802,6 @@ extern "C" __global__ void banks(float* out, int stride, int rounds) {
 extern "C" __global__ void strided(const float* in, float* out, int stride, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && in[i * stride] == 7.0f) out[0] = 1.0f;
-}
-extern "C" __global__ void again(const float* in, float* out, int stride, int n, int rounds) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    float sum = 0;
-    for (int r = 0; r < rounds; ++r) {
-        float x;
-        const float* place = in + ((i + r * 1024) * stride & (n - 1));
-        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(place));
-        sum += x;
-    }
-    if (sum == 7.0f) out[0] = sum;
 }
 extern "C" __global__ void copy1(const float* in, float* out, int n) {
     int step = gridDim.x * blockDim.x;
@@ -1008,24 +946,6 @@ def coalescing() -> dict[str, Any]:
     return found
 
 
-def coalescing_in_l2() -> dict[str, Any]:
-    """Nanoseconds for each float that is read at a stride out of 16 MiB, which the L2 cache holds."""
-    import torch
-
-    again, out = kernel("again"), torch.zeros(1, device="cuda")
-    units = torch.cuda.get_device_properties(0).multi_processor_count
-    n, rounds = 2**22, 256
-    data = torch.zeros(n, device="cuda")
-    found: dict[str, Any] = {"stride": [1, 2, 4, 8, 16, 32, 64]}
-    found["ns"] = [
-        milliseconds(lambda s=s: again(grid=(2 * units, 1, 1), block=(1024, 1, 1), args=[data, out, s, n, rounds]), 5)
-        / (2 * units * 1024 * rounds)
-        * 1e6
-        for s in found["stride"]
-    ]
-    return found
-
-
 def occupancy() -> dict[str, Any]:
     """Bytes a second of a copy over the blocks of 256 threads that an SM may hold, limited by shared memory."""
     import torch
@@ -1125,13 +1045,10 @@ PARTS: dict[str, Callable[[], Any]] = {
     "overlap": overlap,
     "roofline": roofline,
     "tf32": tf32,
-    "strides": strides,
-    "cudnn.benchmark": benchmark_flag,
     "waves": waves,
     "divergence": divergence,
     "bank conflicts": bank_conflicts,
     "coalescing": coalescing,
-    "coalescing in L2": coalescing_in_l2,
     "occupancy": occupancy,
     "working sets": working_sets,
 }
@@ -1178,14 +1095,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Record on an NVIDIA GPU what 15-07 shows where there is none.")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--benchmark", choices=("off", "on"), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("This machine has no CUDA device, so there is nothing to record. Nothing was written.", file=sys.stderr)
         return 1
-    if args.benchmark:
-        print(json.dumps(benchmark_steps(args.benchmark)))
-        return 0
     if args.child:
         print(json.dumps(capped(9 * GIB, workload)))
         return 0
