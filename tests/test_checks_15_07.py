@@ -346,15 +346,15 @@ FREED, COPY, OPS = '(f"compute {k - depth}",) if k >= depth else ()', '"copies",
 COPIED, BUFFER, FAST = 'compute, (f"copy {k}",)', "no buffer is overwritten", "as fast as it can be"
 BACK = '(f"compute {{k - {0}}}",) if k >= {0} else ()'
 WRONG_PREFETCH = {
-    "a copy too many": ("for each batch", OPS, '    return [*ops, Op(f"copy {batches}", "copy", "c", copy)]'),
-    "one batch less": ("for each batch", "range(batches)", "range(batches - 1)"),
-    "other names": ("for each batch", 'Op(f"copy {k}"', 'Op(f"copy-{k}"'),
-    "a generator": ("for each batch", OPS, "    yield from ops"),
-    "counted from one": ("for each batch", "range(batches)", "range(1, batches + 1)"),
-    "one engine": ("engine and", '"copy", "copies"', '"compute", "copies"'),
-    "another engine": ("engine and", '"copy", "copies"', '"dma", "copies"'),
-    "the shorter duration": ("engine and", "    ops = []", "    ops = []\n    copy = min(copy, compute)"),
-    "plain tuples": ("which is no Op", OPS, "    return [tuple(op) for op in ops]"),
+    "a copy too many": ("a copy and a compute", OPS, '    return [*ops, Op(f"copy {batches}", "copy", "c", copy)]'),
+    "one batch less": ("a copy and a compute", "range(batches)", "range(batches - 1)"),
+    "other names": ("a copy and a compute", 'Op(f"copy {k}"', 'Op(f"copy-{k}"'),
+    "a generator": ("a copy and a compute", OPS, "    yield from ops"),
+    "counted from one": ("a copy and a compute", "range(batches)", "range(1, batches + 1)"),
+    "one engine": ("a copy and a compute", '"copy", "copies"', '"compute", "copies"'),
+    "another engine": ("a copy and a compute", '"copy", "copies"', '"dma", "copies"'),
+    "the shorter duration": ("a copy and a compute", "    ops = []", "    ops = []\n    copy = min(copy, compute)"),
+    "plain tuples": ("no Op", OPS, "    return [tuple(op) for op in ops]"),
     "waits for compute -1": ("an op waits for earlier ones only", " if k >= depth else ()", ""),
     "a string for a tuple": (
         "an op waits for earlier ones only",
@@ -402,15 +402,15 @@ RESULT, MEET, ORDER = (
     "other_birth < death and birth < other_death",
     "key=lambda k: -tensors[k][2]",
 )
-A_LIST, SHARED, ARENA = "a list with an offset for each", "share no byte", "an arena at most"
+A_LIST, SHARED, ARENA = "a list of ints", "share no byte", "an arena at most"
 WRONG_PLANS = {
     "a tuple": (A_LIST, RESULT, "    return tuple(offsets)"),
     "a dictionary": (A_LIST, RESULT, "    return dict(enumerate(offsets))"),
     "one too few": (A_LIST, RESULT, "    return offsets[:-1]"),
     "an error for none": ("IndexError", RESULT, "    tensors[0]\n" + RESULT),
-    "floats": ("offsets are ints", RESULT, "    return [float(place) for place in offsets]"),
-    "negative offsets": ("offsets are ints", RESULT, "    return [-place - 512 for place in offsets]"),
-    "in units of 512": ("offsets are ints", RESULT, "    return [place // 512 for place in offsets]"),
+    "floats": (A_LIST, RESULT, "    return [float(place) for place in offsets]"),
+    "negative offsets": (A_LIST, RESULT, "    return [-place - 512 for place in offsets]"),
+    "in units of 512": (A_LIST, RESULT, "    return [place // 512 for place in offsets]"),
     "all at 0": (SHARED, RESULT, "    return [0] * len(tensors)"),
     "lives that share their last event": (SHARED, MEET, "other_birth < death - 1 and birth < other_death - 1"),
     "only those born before": (SHARED, MEET, "other_birth <= birth < other_death"),
