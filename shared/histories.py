@@ -3,11 +3,9 @@
 import gzip
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 _CARRIED = Path(__file__).with_name("recordings")  # where a wheel has them, see pyproject.toml
 _IN_REPOSITORY = Path(__file__).parents[1] / "module_15_advanced_pytorch_internals" / "recordings"
@@ -59,32 +57,26 @@ def _segment(address: int, stream: int, pool: str, sizes: list[int]) -> dict[str
     }
 
 
-def unusual_settings() -> str:
-    """What is set of this process's CUDA allocator that isn't the default; empty if nothing is."""
-    found = torch.cuda.memory._snapshot()["allocator_settings"]
-    texts = {str(found[name]) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if found.get(name)}
-    if found.get("expandable_segments") and not any("expandable_segments" in text for text in texts):
-        texts.add("expandable_segments:True")
-    backend = torch.cuda.get_allocator_backend()
-    return ",".join(sorted(texts | ({f"backend:{backend}"} - {"backend:native"})))
+def read_measurements(folder: Path = FOLDER) -> dict[str, Any]:
+    """What `record.py` of the folder `recordings/` measured on a GPU, by part; `machine` says on which one."""
+    return json.loads((folder / "gpu_measurements.json").read_text(encoding="utf-8"))
 
 
-def record_history(work: Callable[[], object]) -> dict[str, Any]:
-    """What the current GPU's allocator does during work(): `trace`, and the segments `before` and `after` it.
+def read_snapshot(compact: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot with stacks, as `record.py` keeps it, in the form of PyTorch's `_snapshot()`.
 
-    The cache is emptied first, so that segments which only hold what was used earlier don't show.
+    A frame has the `text` of its line as well, if the line is one of the recorded program's own.
     """
-    memory, number = torch.cuda.memory, torch.cuda.current_device()  # a snapshot has all devices
-    torch.cuda.empty_cache()
-    before = [segment for segment in memory._snapshot()["segments"] if segment["device"] == number]
-    memory._record_memory_history(max_entries=1_000_000, context=None, clear_history=True)
-    try:
-        work()
-        found = memory._snapshot()
-    finally:
-        memory._record_memory_history(enabled=None)
-    after = [segment for segment in found["segments"] if segment["device"] == number]
-    return {"before": before, "trace": found["device_traces"][number], "after": after}
+    names = ("filename", "line", "name", "text")
+    stacks = [[dict(zip(names, frame, strict=True)) for frame in stack] for stack in compact["stacks"]]
+    segments = []
+    for address, total, pool, rows in compact["segments"]:
+        blocks = [
+            {"size": size, "requested_size": requested, "state": state, "frames": stacks[number]}
+            for size, requested, state, number in rows
+        ]
+        segments.append({"address": address, "total_size": total, "segment_type": pool, "blocks": blocks})
+    return {"segments": segments}
 
 
 class Tape:
@@ -96,10 +88,10 @@ class Tape:
         self.freed: set[int] = set()
         self.capacity = self.used = 0  # what a message of the allocator's would ask for
 
-    def malloc(self, size: int) -> int:
-        """The recorded address. Raises torch.OutOfMemoryError if the recording has another call here, or none."""
+    def malloc(self, size: int) -> int | None:
+        """The recorded address, or None if the recording has another call here, or none."""
         if not self.waiting or self.waiting[0][1] != size:
-            raise torch.OutOfMemoryError(f"the recording has no cudaMalloc of {size} bytes here")
+            return None
         return self.waiting.popleft()[0]
 
     def free(self, address: int) -> None:

@@ -1,13 +1,12 @@
 """What surrounds the caching allocator that 15-07 builds: a driver, the books, PyTorch's message.
 
-The allocator itself is in the notebook. Its blocks have `address`, `size`, `stream`, `small` (which pool), `requested`,
-`state` as in PyTorch's snapshots ("active_allocated", "inactive", ...), and their neighbours `before` and `after`.
+The allocator itself is in the notebook. Its blocks have `address`, `size`, `stream`, `pool` ("small" or "large"),
+`requested`, `state` as in PyTorch's snapshots ("active_allocated", "inactive", ...), and their neighbours `before` and
+`after`.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -29,12 +28,15 @@ class SimulatedDriver:
     sizes: dict[int, int] = field(default_factory=dict)
     top: int = 0x7F00_0000_0000
 
-    def malloc(self, size: int) -> int:
-        """Address of `size` new bytes. Raises torch.OutOfMemoryError."""
+    def malloc(self, size: int) -> int | None:
+        """Address of `size` new bytes, or None if so many aren't free."""
         if self.used + size > self.capacity:
-            raise torch.OutOfMemoryError(f"{size} bytes asked, {self.capacity - self.used} free")
-        address, self.top = self.top, self.top + size
-        self.used, self.calls, self.sizes[address] = self.used + size, self.calls + 1, size
+            return None
+        address = self.top
+        self.top += size
+        self.used += size
+        self.calls += 1
+        self.sizes[address] = size
         return address
 
     def free(self, address: int) -> None:
@@ -72,9 +74,7 @@ def snapshot(allocator: Any) -> list[dict[str, Any]]:
     """The state, as `torch.cuda.memory._snapshot()["segments"]` gives it, of an allocator that has `blocks`."""
     segments: list[dict[str, Any]] = []
     for address, block in sorted(allocator.blocks.items()):
-        if block.state == "unmapped":  # addresses without memory, of expandable segments
-            continue
-        if block.before is None or block.before.state == "unmapped":
+        if block.before is None:
             segments.append(
                 {
                     "device": 0,
@@ -84,7 +84,7 @@ def snapshot(allocator: Any) -> list[dict[str, Any]]:
                     "active_size": 0,
                     "requested_size": 0,
                     "stream": block.stream,
-                    "segment_type": "small" if block.small else "large",
+                    "segment_type": block.pool,
                     "blocks": [],
                 }
             )
@@ -101,21 +101,20 @@ def load(allocator: Any, segments: list[dict[str, Any]], make_block: Any) -> Non
     """Add the segments of a snapshot to an allocator; blocks that wait for an event count as handed out.
 
     Args:
-        allocator: with `blocks`, `put(block)` for a free one, and the counts of a `Ledger`.
+        allocator: with `blocks`, `add_free(block)` for a free one, and the counts of a `Ledger`.
         segments: as `snapshot` gives them.
-        make_block: the class of its blocks, called with (address, size, stream, small).
+        make_block: the class of its blocks, called with (address, size, stream, pool).
     """
     for segment in segments:
         before = None
         for part in sorted(segment["blocks"], key=lambda part: part["address"]):
-            small = segment["segment_type"] == "small"
-            block = make_block(part["address"], part["size"], segment["stream"], small)
+            block = make_block(part["address"], part["size"], segment["stream"], segment["segment_type"])
             block.before = before
             if before is not None:
                 before.after = block
             before = allocator.blocks[block.address] = block
             if part["state"] == "inactive":
-                allocator.put(block)
+                allocator.add_free(block)
             else:
                 block.state, block.requested = "active_allocated", part.get("requested_size", block.size)
                 allocator.allocated += block.size

@@ -29,8 +29,8 @@ from course.submission import UnreadableError
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 TOPIC = "15-07"
-CELL, NUMBER = "ex-fixed", "15-07.3"  # what is answered in many ways, for 15 points
-WITNESS, WITNESS_NUMBER = "ex-roofline", "15-07.4"  # answered rightly beside it where it might suffer
+CELL, NUMBER = "ex-fixed", "15-07.1"  # what is answered in many ways, for 15 points
+WITNESS, WITNESS_NUMBER = "ex-roofline", "15-07.3"  # answered rightly beside it where it might suffer
 NAME = editions()[TOPIC].name
 RIGHT = solutions(TOPIC)
 HEAD = "def fixed_bytes(model, optimizer):\n"

@@ -19,7 +19,7 @@ from course.skeleton import editions, skeleton
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
-TOPIC, CELL, NUMBER = "15-07", "ex-fixed", "15-07.3"
+TOPIC, CELL, NUMBER = "15-07", "ex-fixed", "15-07.1"
 NAME = editions()[TOPIC].name
 RIGHT = solutions(TOPIC)[CELL]
 

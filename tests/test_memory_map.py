@@ -118,8 +118,7 @@ def test_the_driver_counts_what_is_handed_out():
     driver = SimulatedDriver(capacity=10 * MIB)
     first, second = driver.malloc(4 * MIB), driver.malloc(6 * MIB)
     assert second - first == 4 * MIB
-    with pytest.raises(RuntimeError, match="1 bytes asked, 0 free"):
-        driver.malloc(1)
+    assert driver.malloc(1) is None
     driver.free(first)
     assert (driver.used, driver.calls) == (6 * MIB, 2)
     assert driver.malloc(1) not in (first, second)

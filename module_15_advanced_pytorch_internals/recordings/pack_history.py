@@ -19,36 +19,11 @@ import json
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
-from shared.histories import ACTIONS
+from module_15_advanced_pytorch_internals.recordings.record import LETTERS, pack
 
 FOLDER = Path(__file__).parent
-LETTERS = {action: letter for letter, action in ACTIONS.items()}
 MIB = 2**20
-
-
-def pack(before: list[dict], trace: list[dict], after: list[dict], **facts: Any) -> bytes:
-    """The compact form, gzipped: segments and events in the form of PyTorch's snapshot, and facts about them.
-
-    Events that move no memory (a free that was asked for, a snapshot, an error) are left out.
-    """
-    events = [event for event in trace if event["action"] in LETTERS]
-    history = facts | {
-        "before": [_segment(segment) for segment in before],
-        "actions": "".join(LETTERS[event["action"]] for event in events),
-        "addresses": [event["addr"] for event in events],
-        "sizes": [event["size"] for event in events],
-        "streams": [event["stream"] for event in events],
-        "after": [_segment(segment) for segment in after],
-    }
-    return gzip.compress(json.dumps(history, separators=(",", ":")).encode(), mtime=0)
-
-
-def _segment(segment: dict) -> list:
-    blocks = sorted(segment["blocks"], key=lambda block: block["address"])
-    sizes = [-block["size"] if block["state"] == "inactive" else block["size"] for block in blocks]
-    return [segment["address"], segment["stream"], segment["segment_type"], sizes]
 
 
 def state_before(trace: list[dict], after: list[dict]) -> list[dict]:
