@@ -67,6 +67,12 @@ class _Case:
         """Three, of which the middle one is passed, so that what is written beside it shows."""
         return _numbers(rank, (3, *self.shape), self.dtype)
 
+    def with_middle(self, rank: int, middle: Tensor) -> Tensor:
+        """The rank's three rows, the middle one replaced."""
+        rows = self.rows(rank)
+        rows[1] = middle
+        return rows
+
     def __str__(self) -> str:
         what = "" if self.argument is None else f", {self.argument}"
         where = f"in the group of ranks {self.members}" if self.members else f"in the world of {self.world} ranks"
@@ -106,17 +112,21 @@ def _cases_on_ranks(
     return found
 
 
-def _entries(cases: list[_Case], found: list[list[dict]]) -> Iterator[tuple[str, _Case, int, dict[str, Any]]]:
+def _entries(cases: list[_Case], found: list[list[dict]]) -> list[tuple[str, _Case, int, dict[str, Any]]]:
     """(name, case, rank, what it had) of every rank that takes part."""
-    for i, case in enumerate(cases):
-        for rank in case.ring:
-            yield f"rank {rank}, {case}", case, rank, found[rank][i]
+    return [(f"rank {rank}, {case}", case, rank, found[rank][i]) for i, case in enumerate(cases) for rank in case.ring]
 
+
+def _hold_no_collective(trial: Trial, entries: list) -> None:
+    for name, _, _, entry in entries:
+        others = [call.name for call in collectives(entry["calls"])]
+        trial.that(name, not others, expected="no collective", got=f"{others[:5]}")
+
+
+_GROUP = "(If the case is in a group: in the whole world your function came to its end. What is different here?)"
+_RINGS = (None, (0, 1, 3, 4), (1, 2, 4), (0, 3), (2,))
 
 # ---- 15-08.1
-
-_RINGS = (None, (0, 1, 3, 4), (1, 2, 4), (0, 3), (2,))
-_GROUP = "(If the case is in a group: in the whole world your function came to its end. What is different here?)"
 
 
 @exercise("15-08.1", "Ring shift", points=10, demands=4)
@@ -128,26 +138,18 @@ def ring_shift(trial: Trial, answer: Any) -> None:
         cases += [_Case(ring, by) for by in sorted({0, 1, -1, 2, -n, n + 1, -23})]
     cases += [_Case(None, by, (3, 1), dtype) for dtype in _TYPES for by in (1, 5)]
     cases += [_Case(None, 1, ()), _Case(None, 1, late=(4,)), _Case(None, 1, late=(4,), overwrite=True)]
-    found = ranks(
-        trial,
-        _cases_on_ranks,
-        5,
-        answer,
-        cases,
-        hint="do all of them wait in the same direction, or for a message that was started and dropped? " + _GROUP,
-        see=lambda case: 2 if "in the group" in case else 3,
-        places=2,
-    )
-    entries = list(_entries(cases, found))
+    hint = f"do all of them wait in the same direction, or for a message that was started and dropped? {_GROUP}"
+    see = lambda case: 2 if "in the group" in case else 3  # noqa: E731
+    found = ranks(trial, _cases_on_ranks, 5, answer, cases, hint=hint, see=see, places=2)
+    entries = _entries(cases, found)
 
-    def right(overwritten: bool) -> None:
+    def hold(overwritten: bool) -> None:
         for name, case, rank, entry in entries:
             if case.overwrite == overwritten:
-                moves = case.other(rank, -case.argument) != rank
-                trial.equal(name, entry["got"], case.rows(case.other(rank, -case.argument))[1], see=1 if moves else 4)
+                trial.equal(name, entry["got"], case.rows(case.other(rank, -case.argument))[1])
 
     with trial.group("every rank has the tensor from `by` places to its left", hint="whose tensor is it?", see=1):
-        right(overwritten=False)
+        hold(overwritten=False)
     with trial.group("one message, straight to its rank, and nothing else", hint="who needs the tensor?", see=1):
         for name, case, rank, entry in entries:
             to = case.other(rank, case.argument)
@@ -160,7 +162,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
             got = "memory of the argument, or of an earlier result"
             trial.that(name, entry.get("new", False), expected="memory of its own", got=got)
     with trial.group("the tensor may be overwritten at once", hint="has its message left when you return?", see=3):
-        right(overwritten=True)
+        hold(overwritten=True)
 
 
 # ---- 15-08.2
@@ -168,17 +170,12 @@ def ring_shift(trial: Trial, answer: Any) -> None:
 _ROOTS = {2: (0, 1), 4: (0, 3), 1: (0,), 3: (0, 1, 2), 5: (0, 2, 4), 6: (1, 5), 7: (0, 4, 6)}  # by size of the group
 
 
-def _broadcasts() -> dict[_Case, int | None]:
-    """Case → the hint for an answer that was right in those before: powers of two first, and of these root 0."""
-    found: dict[_Case, int | None] = {}
-    for n, roots in sorted(_ROOTS.items(), key=lambda item: item[0] not in (2, 4)):
-        for src in roots:
-            found[_Case(tuple(range(7 - n, 7)), src, (5,), world=7)] = 3 if n not in (2, 4) else 1 if src else 2
-    found[_Case(None, None, (5,), world=7)] = None
-    five = (2, 3, 4, 5, 6)
-    more = [_Case((4, 5, 6), 1, (3, 1), dtype) for dtype in _TYPES]
-    more += [_Case((4, 5, 6), 1, ()), _Case(five, 0, late=(2,)), _Case(five, 3, late=(2, 3, 4, 6), overwrite=True)]
-    return found | dict.fromkeys(more)
+def _broadcasts() -> list[_Case]:
+    """Powers of two first: the first case that hangs tells which hint will help."""
+    cases = [_Case(tuple(range(7 - n, 7)), src, (5,), world=7) for n, roots in _ROOTS.items() for src in roots]
+    cases += [_Case(None, None, (5,), world=7), _Case((4, 5, 6), 1, ())]
+    cases += [_Case((4, 5, 6), 1, (3, 1), dtype) for dtype in _TYPES]
+    return [*cases, _Case((2, 3, 4, 5, 6), 0, late=(2,))]
 
 
 def _broadcast_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> int:
@@ -191,49 +188,30 @@ def _broadcast_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup |
     "15-08.2",
     "Tree broadcast",
     points=15,
-    demands=5,
+    demands=4,
     stand_in=lambda: _broadcast_stand_in,
     stand_in_name="dist.broadcast",
 )
 def tree_broadcast(trial: Trial, answer: Any) -> None:
     """`answer(tensor, src, group)` broadcasts in place in ceil(log2 N) rounds and returns the messages sent."""
-    hints = _broadcasts()
-    cases = list(hints)
-    found = ranks(
-        trial,
-        _cases_on_ranks,
-        7,
-        answer,
-        cases,
-        hint="compare, for one pair of ranks, the round in which the one sends with that in which the other receives",
-        see=lambda text: next((see or 2 for case, see in hints.items() if str(case) == text), 3),
-        places=4,
-    )
-    entries = list(_entries(cases, found))
+    cases = _broadcasts()
+    hints = {str(case): (1 if case.argument else 2) if len(case.ring) in (2, 4) else 3 for case in cases}
+    hint = "compare, for one pair of ranks, the round in which the one sends with that in which the other receives"
+    see = lambda text: hints.get(text, 3)  # noqa: E731
+    found = ranks(trial, _cases_on_ranks, 7, answer, cases, hint=hint, see=see, places=4)
+    entries = _entries(cases, found)
 
     def root(case: _Case) -> int:
         return case.ring[case.argument or 0]
 
-    def right(overwritten: bool) -> None:
-        for name, case, rank, entry in entries:
-            if case.overwrite == overwritten:
-                wanted = case.rows(rank)
-                wanted[1] = case.rows(root(case))[1]
-                trial.equal(f"{name}, between two tensors that don't take part", entry["rows"], wanted)
-
     with trial.group("the root's tensor on every rank, in place", hint="which rank is at which place?", see=1):
-        right(overwritten=False)
-    with trial.group(
-        "sends and receives, in ceil(log2 N) rounds",
-        hint="who could send, and stands idle, in your second round?",
-        see=2,
-        free=True,
-    ):
+        for name, case, rank, entry in entries:
+            trial.equal(name, entry["rows"], case.with_middle(rank, case.rows(root(case))[1]))
+    hint = "who could send, and stands idle, in your second round?"
+    with trial.group("sends and receives, in ceil(log2 N) rounds", hint=hint, see=2, free=True):
+        _hold_no_collective(trial, entries)
         for i, case in enumerate(cases):
-            calls = [found[rank][i].get("calls", []) for rank in range(7)]
-            others = collectives(sum(calls, []))
-            trial.that(f"{case}", not others, expected="no collective", got=str([call.name for call in others[:3]]))
-            messages = rounds(calls, root(case))
+            messages = rounds([found[rank][i].get("calls", []) for rank in range(7)], root(case))
             first = {to: turn for turn, _, to in sorted(messages, reverse=True) if to != root(case)}
             took, most = 1 + max(first.values(), default=-1), ceil(log2(len(case.ring)))
             got = f"{took} rounds: {', '.join(f'{a} to {b}' for _, a, b in messages)}"
@@ -245,76 +223,53 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
     with trial.group("returns the messages it sent", hint="what does this rank do to be counted? Others don't matter"):
         for name, _, _, entry in entries:
             trial.equal(name, entry["got"], sum(call.name == "send" for call in entry["calls"]))
-    with trial.group("the tensor may be overwritten at once", hint="have its messages left when you return?"):
-        right(overwritten=True)
 
 
 # ---- 15-08.3
 
 
-def _two_ways_each(call: Call, kept: dict[str, Any], place: int) -> None:
-    """Of the cases with a late rank. In the one, rank 0 leaves a sign when it has started a message each way, though
-    nothing has come from its left. In the other, which overwrites, the last rank hesitates before its last two
-    receives, so that what the others send it then has not left yet."""
-    case, rank = kept["case"], dist.get_rank()
-    if call.name == "send" and case.late and rank == 0:
+def _both_ways(call: Call, kept: dict[str, Any], place: int) -> None:
+    """Where a rank is late, rank 0 leaves a sign when it has started a message each way: nothing has come from its
+    left yet."""
+    if call.name == "send" and kept["case"].late and dist.get_rank() == 0:
         kept.setdefault("to", set()).add(call.peer)
         if len(kept["to"]) == 2:
             kept["notes"].leave(f"both, {place}")
-    if call.name == "recv" and case.overwrite and rank == case.ring[-1]:
-        kept["received"] = kept.get("received", 0) + 1
-        if kept["received"] == 4 * (len(case.ring) - 1) - 1:
-            time.sleep(_LATE)
 
 
-@exercise("15-08.3", "A ring in both directions", points=20, demands=5)
+@exercise("15-08.3", "A ring in both directions", points=20, demands=4)
 def two_way_ring(trial: Trial, answer: Any) -> None:
     """`answer(tensor, group)` sums in place; half of the tensor goes one way around the ring, half the other."""
     cases = [_Case(ring, None, (shape,)) for ring in _RINGS for shape in (60, 37)]
     cases += [_Case(None, None, (4, 25)), _Case(None, None, (3,)), _Case((1, 2, 4), None, ())]
     cases += [_Case((1, 2, 4), None, (2, 13), dtype) for dtype in _TYPES]
-    cases += [_Case(None, None, (41,), late=(4,)), _Case(None, None, (41,), overwrite=True)]
+    cases.append(_Case(None, None, (41,), late=(4,)))
+    hint = f"does each rank start all messages of a step before it waits for one? {_GROUP}"
     broken = "does each rank send, in each step and each way, the chunk that its neighbour makes room for? "
-    found = ranks(
-        trial,
-        _cases_on_ranks,
-        5,
-        answer,
-        cases,
-        _two_ways_each,
-        hint="does each rank start all messages of a step before it waits for one? " + _GROUP,
-        see=3,
-        broken=(broken + "Compare the chunk numbers of two neighbours on paper", 2),
-    )
-    entries = list(_entries(cases, found))
-
-    def right(overwritten: bool) -> None:
-        for name, case, rank, entry in entries:
-            if case.overwrite == overwritten:
-                wanted = case.rows(rank)
-                wanted[1] = sum(case.rows(other)[1] for other in case.ring)
-                trial.close(f"{name}, between two tensors that don't take part", entry["rows"], wanted)
+    broken += "Compare the chunk numbers of two neighbours on paper"
+    how = {"hint": hint, "see": 3, "broken": (broken, 2)}
+    found = ranks(trial, _cases_on_ranks, 5, answer, cases, _both_ways, **how)
+    entries = _entries(cases, found)
 
     with trial.group("the sum on every rank, in place", hint="follow one chunk of each half around the ring", see=2):
-        right(overwritten=False)
-    with trial.group("messages to the two neighbours only", hint="with whom does a rank of a ring talk?", free=True):
         for name, case, rank, entry in entries:
-            others = collectives(entry["calls"])
-            trial.that(name, not others, expected="no collective", got=str([call.name for call in others[:3]]))
+            total = sum(case.rows(other)[1] for other in case.ring)
+            trial.close(name, entry["rows"], case.with_middle(rank, total))
+    with trial.group("messages to the two neighbours only", hint="with whom does a rank of a ring talk?", free=True):
+        _hold_no_collective(trial, entries)
+        for name, case, rank, entry in entries:
             neighbours = {case.other(rank, 1), case.other(rank, -1)}
             others = sorted({call.peer for call in entry["calls"] if call.name == "send"} - neighbours)
             trial.that(name, not others, expected=f"messages to {sorted(neighbours)}", got=f"messages to {others}")
-    with trial.group(
-        "no link carries more than half of the plain ring's", hint="what goes to the left, what to the right?", see=1
-    ):
-        for name, case, rank, entry in entries:
+    hint = "what goes to the left, what to the right?"
+    with trial.group("no link carries more than half of the plain ring's", hint=hint, see=1, free=True):
+        for name, case, _, entry in entries:
             n, sent = len(case.ring), [call for call in entry["calls"] if call.name == "send"]
             half = 2 * (n - 1) * ceil(ceil(prod(case.shape) / 2) / n) * case.dtype.itemsize
+            most = half * (2 if n == 2 else 1)  # of two ranks, both neighbours are the same
             for peer in {call.peer for call in sent}:
-                most = half * (2 if n == 2 else 1)  # both neighbours are the same rank
                 size = sum(call.size for call in sent if call.peer == peer)
                 trial.that(f"to {peer}, {name}", size <= most, expected=f"at most {most} bytes", got=f"{size} bytes")
-            trial.that(name, bool(sent) or n == 1, expected="a message at least", got="none")
     with trial.group("in 2(N-1) steps, a message each way in each", hint="what could travel at the same time?", see=3):
         for name, case, _, entry in entries:
             most = 4 * (len(case.ring) - 1)
@@ -322,8 +277,6 @@ def two_way_ring(trial: Trial, answer: Any) -> None:
             trial.that(name, sent <= most, expected=f"at most {most} messages", got=f"{sent}")
             expected = "rank 0 sends both ways in its first step, before anything has come from the late rank"
             trial.that(f"{case}", entry["seen"], expected=expected, got="one way, and the other has to wait")
-    with trial.group("the tensor may be overwritten at once", hint="have its messages left when you return?"):
-        right(overwritten=True)
 
 
 # ---- 15-08.4
@@ -530,7 +483,9 @@ def _average_on_ranks(notes: Notes, answer: Callable) -> dict[tuple[int, int], A
         held = [(p.grad, 0 if p.grad is None else p.grad.data_ptr()) for p in parameters]
         with recorded() as calls:
             said = answer(iter(parameters), case.limit, *group)
-        same = all(p.grad is h and (h is None or h.data_ptr() == at) for p, (h, at) in zip(parameters, held, strict=True))
+        same = all(
+            p.grad is h and (h is None or h.data_ptr() == at) for p, (h, at) in zip(parameters, held, strict=True)
+        )
         grads = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
         return {"grads": grads, "same": same, "said": said, "calls": calls}
 
