@@ -41,7 +41,7 @@ CHECKS = {
 }
 CELLS = dict(zip(("shift", "tree", "two-ways", "deadlock", "buckets", "cut"), CHECKS, strict=True))
 variant = variants("15-08", CELLS, {**definitions("15-08"), "PENDING": PENDING})
-HANGS = 2  # seconds for an answer that is to be found hanging; others have time enough for a busy machine
+HANGS = 2  # seconds for an answer that is to hang; others have time enough for a busy machine
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,6 @@ WRONG_SHIFT = {
         shift((_CALLS, _START + "    dist.recv(arrived, group=group)\n    sending.wait()\n")),
         "receives from any rank",
     ),
-    "a ring of five always": (shift(("dist.get_world_size(group)", "5")), "not part of|of a group of 4|itself"),
     "to the left": (shift(("    to =", "    by = -by\n    to =")), FROM_LEFT),
     "zeros where nothing moves": (shift((_IF, "        return torch.zeros_like(tensor)\n")), FROM_LEFT),
     "in float32": (shift((_HERE, "    tensor = tensor.float()\n" + _HERE)), f"{FROM_LEFT}[\\s\\S]*torch.float64"),
@@ -244,7 +243,6 @@ WRONG_TREE = {
     ),
     "the root gets a word back": (tree((_SENT, _THANKS + _SENT)), "receives once, the root never"),
     "returns nothing": (tree((_SENT, "")), COUNTED),
-    "returns rounds": (tree((_SENT, "    return reach.bit_length() - 1\n")), COUNTED),
     "counts receives too": (tree((_SENT, "    return sent + (place > 0)\n")), COUNTED),
 }
 
@@ -390,7 +388,6 @@ WRONG_TRAIN = {
     "the best is at most 100": (train(("best = inf", "best = 100.0")), MEANS),
     "lower by little": (train(("mean < best", "mean < best - 1e-5")), MEANS),
     "losses above zero": (train(("isfinite(loss)", "0 <= loss < inf")), MEANS),
-    "at most 20 means": (train(("while waited < patience", "while waited < patience and len(means) < 20")), MEANS),
 }
 
 # ---------------------------------------------------------------- bucketed averaging

@@ -29,8 +29,8 @@ _TYPES = (torch.float64, torch.int64, torch.bfloat16, torch.float16)
 
 
 def _numbers(rank: int, shape: Sequence[int], dtype: torch.dtype, salt: int = 0, limit: int = 50) -> Tensor:
-    """Numbers that differ between ranks and that no other dtype of the same width or less holds; but for float64,
-    sums of five are exact in any order."""
+    """Numbers that differ between ranks and that no narrower dtype holds, nor another of the same width; but for
+    float64, sums of five are exact."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     whole = torch.randint(-limit, limit, tuple(shape), generator=generator)
     wide = {
@@ -113,7 +113,7 @@ def _cases_on_ranks(
 
 
 def _entries(cases: list[_Case], found: list[list[dict]]) -> list[tuple[str, _Case, int, dict[str, Any]]]:
-    """(name, case, rank, what it had) of every rank that takes part."""
+    """(name, case, rank, what the rank had)."""
     return [(f"rank {rank}, {case}", case, rank, found[rank][i]) for i, case in enumerate(cases) for rank in case.ring]
 
 
@@ -123,7 +123,7 @@ def _hold_no_collective(trial: Trial, entries: list) -> None:
         trial.that(name, not others, expected="no collective", got=f"{others[:5]}")
 
 
-_GROUP = "(If the case is in a group: in the whole world your function came to its end. What is different here?)"
+_GROUP = "(In a group? In the whole world your function came to its end, so what is different here?)"
 _RINGS = (None, (0, 1, 3, 4), (1, 2, 4), (0, 3), (2,))
 
 # ---- 15-08.1
@@ -229,8 +229,7 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
 
 
 def _both_ways(call: Call, kept: dict[str, Any], place: int) -> None:
-    """Where a rank is late, rank 0 leaves a sign when it has started a message each way: nothing has come from its
-    left yet."""
+    """Where a rank is late, rank 0 leaves a sign when it has started a message each way: that rank waits for it."""
     if call.name == "send" and kept["case"].late and dist.get_rank() == 0:
         kept.setdefault("to", set()).add(call.peer)
         if len(kept["to"]) == 2:
@@ -330,7 +329,7 @@ def _trainings(size: int) -> list[_Training]:
         _Training((*((),) * (size - 1), (4.0, 3.0, 5.0)), 3),
         _Training(((0.0, 1.0, 0.0), *((),) * (size - 1)), 3),
         _Training(tuple((nan, 3.0) if rank else (2.0, inf) for rank in range(size)), 2),
-        # one rank improves, the mean does not; and the other way round
+        # one rank improves, the mean doesn't, and vice versa
         _Training(tuple(tuple(1.0 + 9 * s if rank else 9.0 - s for s in range(6)) for rank in range(size)), 2),
         _Training(tuple(tuple(20.0 - s if rank else 1.0 + s / 4 for s in range(6)) for rank in range(size)), 2),
         _Training(((1.0,),) * size, 2, late=True),
@@ -358,15 +357,14 @@ class _Steps:
 
 
 def _in_groups(notes: Notes, cases: Callable[[int], list], call: Callable) -> dict[tuple[int, int], Any]:
-    """(size, number of the case) → call(case, place, group): in groups of the last ranks of five, the world by
-    default."""
+    """(size, number of the case) → call(case, place, group), where the world of five is the default."""
     rank, found = dist.get_rank(), {}
     groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
     for size in _SIZES:
         place = rank - (5 - size)
         for number, case in enumerate(cases(size) if place >= 0 else ()):
             notes.write(f"{size} ranks, {case}", 1000 * _SIZES.index(size) + number)
-            dist.barrier(group=groups[size])  # who is not where the others are does not meet them in the next case
+            dist.barrier(group=groups[size])
             if case.late and place == 0:
                 time.sleep(_LATE)
             found[size, number] = call(case, place, () if size == 5 else (groups[size],))
@@ -374,7 +372,7 @@ def _in_groups(notes: Notes, cases: Callable[[int], list], call: Callable) -> di
 
 
 def _by_place(cases: Callable[[int], list], found: list[dict]) -> Iterator[tuple[str, Any, int, int, Any]]:
-    """(name, case, size of the group, place in it, what was found there)."""
+    """(name, case, size of the group, place in it, what was found)."""
     for size in _SIZES:
         for number, case in enumerate(cases(size)):
             for place in range(size):
@@ -628,7 +626,7 @@ def cut_buckets(trial: Trial, answer: Any) -> None:
         "40 gradients take less than a second", hint="what do you work out again and again?", see=3, free=True
     ):
         rng = random.Random(40)
-        for n in range(16, 41, 2):  # what takes twice as long for each more fails before it takes for ever
+        for n in range(16, 41, 2):  # what doubles with each fails before it takes for ever
             sizes = tuple(rng.randrange(1, 10) * 100_000 for _ in range(n))
             many = _Backward(tuple(sorted(rng.uniform(0, 0.05) for _ in range(n))), sizes, 4, 1e-5, 1e9)
             began = time.perf_counter()
