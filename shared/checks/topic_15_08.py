@@ -85,7 +85,7 @@ def _cases_on_ranks(
 ) -> list[dict[str, Any]]:
     """What this rank had after each case. `each` is called for every message, with a dictionary for what it keeps."""
     rank, found, results = dist.get_rank(), [], []
-    groups = {case.members: dist.new_group(list(case.members)) for case in cases if case.members}
+    groups = {members: dist.new_group(members) for members in dict.fromkeys(case.members for case in cases) if members}
     for place, case in enumerate(cases):
         if rank not in case.ring:
             found.append({})
