@@ -124,9 +124,10 @@ def _sweep() -> None:
 
 
 def default_backend(world_size: int) -> str:
-    """The backend that `launch` takes: PyTorch's own default if there is a GPU for each rank, else gloo for all.
+    """The backend that `launch` takes: gloo for the CPU and NCCL for GPUs if there is one for each rank, else gloo alone.
 
-    NCCL can't serve two ranks on one GPU, gloo can; and with NCCL alone a tensor on the CPU would be refused.
+    NCCL can't serve two ranks on one GPU, gloo can. PyTorch's own default (2.15) is the accelerator's backend alone;
+    with NCCL alone a tensor on the CPU would be refused.
     """
     enough = dist.is_nccl_available() and torch.cuda.device_count() >= world_size
     return "cpu:gloo,cuda:nccl" if enough else "gloo"

@@ -79,12 +79,14 @@ def ranks(
     hint: str,
     see: int | Callable[[str], int],
     broken: tuple[str, int | None] = ("do sender and receiver agree on the size of each message?", None),
+    places: int | None = None,
 ) -> Any:
     """What function(notes, *args) returned on each of `size` ranks. One that fails or hangs fails the item RETURNS.
 
     found = ranks(trial, _sum_on_ranks, 3, answer, hint="who sends first?", see=1)  # _sum_on_ranks(notes, answer)
 
     hint and see (a number, or a function of the case) are for ranks that wait, broken is for those that gloo has ended.
+    places is the folded hint on ranks of the world and places in a group, for answers that take the one for the other.
     """
     found = _outcome(function, size, *args)
     if not isinstance(found, _Failure):
@@ -96,10 +98,10 @@ def ranks(
     if found.waits:
         told["hint"] = f"ask of each line who sends what its rank waits for, or receives what it sends; {hint}"
         told["see"] = see if isinstance(see, int) else see(found.case)
-        if " in the group of ranks " in found.case:  # which come behind those of the world
-            told["hint"] += "; in the world of five ranks your function came to its end: what is different here?"
     elif ", line " not in found.report:
         told["hint"], told["see"] = broken
+    elif places and re.search(r"not part of|not in the group|of a group of|itself", found.report):
+        told = {"hint": "is this number a rank of the world, or a place in the group?", "see": places}
     got = f"{found.report}\n(case: {found.case})"
     trial.needs(RETURNS, False, expected=RETURNS, got=got, **told)
     return None  # reached only where the item is left out
