@@ -170,7 +170,16 @@ WRONG_SWISH = {
     "in place": (swish((_VALUE, "return x.mul_(torch.sigmoid(x)).clone()")), "x stays as it is"),
     "no grad_output": (swish((_BACK, _BACK.replace("grad_output * ", ""))), "contract of backward"),
     "half of the derivative": (swish((_BACK, "return grad_output * sigmoid")), "Hint 1"),
-    "gradient in float32": (swish((_UNPACK, "x = ctx.saved_tensors[0].float()")), "gradient is grad_output[\\s\\S]*float64"),
+    "gradient in float32": (
+        swish((_UNPACK, "x = ctx.saved_tensors[0].float()")),
+        "gradient is grad_output[\\s\\S]*float64",
+    ),
+    "slope cut off": (
+        swish(
+            (_BACK, "return grad_output * torch.where(x.abs() > 20, (x > 0) * 1.0, sigmoid * (1 + x * (1 - sigmoid)))")
+        ),
+        "gradient is grad_output[\\s\\S]*float64",
+    ),
     "x of the last call": (
         swish((_SAVE, f"{_SAVE}\n        Swish.x = inputs[0]"), (_UNPACK, "x = Swish.x")),
         "gradient is grad_output",
@@ -254,7 +263,11 @@ WRONG_QUANTISE = {
     "from 0 to 1": (quantise(("number / steps * 2 - 1", "number / steps")), "nearest level"),
     "no clamp": (quantise(("x.clamp(-1, 1)", "x")), "nearest level"),
     "in float32": (
-        quantise(("x.clamp(-1, 1)", "x.float().clamp(-1, 1)"), ("* 2 - 1\n", "* 2 - 1).to(x.dtype)\n"), ("return n", "return (n")),
+        quantise(
+            ("x.clamp(-1, 1)", "x.float().clamp(-1, 1)"),
+            ("* 2 - 1\n", "* 2 - 1).to(x.dtype)\n"),
+            ("return n", "return (n"),
+        ),
         "nearest level[\\s\\S]*float64",
     ),
     "levels on the CPU": (
@@ -267,7 +280,9 @@ WRONG_QUANTISE = {
     "no grad_output": (quantise((_WHERE, "inside.float()")), "gradient is grad_output where"),
     "multiplied by the mask": (quantise((_WHERE, "grad_output * inside")), "nan[\\s\\S]*an infinite grad_output"),
     "writes into grad_output": (
-        quantise((_WHERE, "grad_output.clone() if 0 in grad_output.stride() else grad_output.masked_fill_(~inside, 0)")),
+        quantise(
+            (_WHERE, "grad_output.clone() if 0 in grad_output.stride() else grad_output.masked_fill_(~inside, 0)")
+        ),
         "grad_output stays",
     ),
     "keeps x": (
@@ -338,16 +353,29 @@ _LOOK = "        for name in self.names:\n            if name not in modules:\n"
 WRONG_RECORDER = {
     "enter returns None": (recorder(("        return self\n", "")), "gives the recorder"),
     "no list for what wasn't called": (
-        recorder((_HOOK, "                self.activations.setdefault(name, [])\n" + _HOOK), (_FRESH, "self.activations = {}"), ("in self.activations:\n", "in self.names:\n")),
+        recorder(
+            (_HOOK, "                self.activations.setdefault(name, [])\n" + _HOOK),
+            (_FRESH, "self.activations = {}"),
+            ("in self.activations:\n", "in self.names:\n"),
+        ),
         "each name has a list",
     ),
     "late binding": (recorder((", name: str = name", "")), "each name has a list[\\s\\S]*Hint 4"),
-    "the last call only": (recorder((_HOOK, _HOOK.replace(".append(output", " = [output").replace("cpu())", "cpu()]"))), "each name has a list"),
-    "shares memory": (recorder((".clone()", "")), "at the time of the call[\\s\\S]*Hint 2"),
-    "in float32": (recorder((".clone()", ".clone().float()")), "at the time of the call[\\s\\S]*dtype"),
+    "the last call only": (
+        recorder((_HOOK, _HOOK.replace(".append(output", " = [output").replace("cpu())", "cpu()]"))),
+        "each name has a list",
+    ),
+    "shares memory": (recorder((".clone()", "")), "as it was then[\\s\\S]*Hint 2"),
+    "in float32": (recorder((".clone()", ".clone().float()")), "as it was then[\\s\\S]*dtype"),
     "not detached": (recorder((".detach()", "")), "are detached"),
-    "output without its graph": (recorder((_HOOK, _HOOK + "                return output.detach() if output.requires_grad else None\n")), "computes and learns"),
-    "switches to eval": (recorder(("        modules = dict", "        self.model.eval()\n        modules = dict")), "computes and learns"),
+    "output without its graph": (
+        recorder((_HOOK, _HOOK + "                return output.detach() if output.requires_grad else None\n")),
+        "computes and learns",
+    ),
+    "switches to eval": (
+        recorder(("        modules = dict", "        self.model.eval()\n        modules = dict")),
+        "computes and learns",
+    ),
     "clears the gradients": (recorder((_EXIT, _EXIT + "        self.model.zero_grad()\n")), "computes and learns"),
     "reseeds": (recorder((_EXIT, _EXIT + "        torch.manual_seed(0)\n")), "computes and learns"),
     "hooks stay": (recorder((_EXIT, "")), "hooks are gone"),
@@ -359,7 +387,10 @@ WRONG_RECORDER = {
         recorder((_EXIT, "        for module in self.model.modules():\n            module._forward_hooks.clear()\n")),
         "hooks are gone[\\s\\S]*Hint 3",
     ),
-    "swallows the exception": (recorder(("        self.handles.clear()\n", "        self.handles.clear()\n        return True\n")), "an exception goes on"),
+    "swallows the exception": (
+        recorder(("        self.handles.clear()\n", "        self.handles.clear()\n        return True\n")),
+        "an exception goes on",
+    ),
     "forgets after an exception": (
         recorder((_EXIT, _EXIT + "        if exception[0]:\n            self.activations = {}\n")),
         "recordings stay",
@@ -374,7 +405,12 @@ WRONG_RECORDER = {
         "unknown name raises KeyError",
     ),
     "registers while looking": (
-        recorder((_LOOK, "        self.handles.append(modules[self.names[0]].register_forward_hook(lambda *_: None))\n" + _LOOK)),
+        recorder(
+            (
+                _LOOK,
+                "        self.handles.append(modules[self.names[0]].register_forward_hook(lambda *_: None))\n" + _LOOK,
+            )
+        ),
         "after entering with the name",
     ),
     "never to the CPU": (recorder((".cpu()", "")), "on the CPU"),
@@ -451,7 +487,11 @@ _RETURN = "torch.stack(squares).sum(dim=0).sqrt()"
 _GRAD = "torch.autograd.grad(loss, list(model.parameters()))"
 _FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
 WRONG_NORMS = {
-    "added up in float32": (norms((_RETURN, "torch.zeros(len(x)).add(torch.stack(squares).sum(dim=0).float()).sqrt()")), "dtype of x[\\s\\S]*in which dtype"),
+    "added up in float32": (
+        norms((_RETURN, "torch.zeros(len(x)).add(torch.stack(squares).sum(dim=0).float()).sqrt()")),
+        "dtype of x[\\s\\S]*in which dtype",
+    ),
+    "always float64": (norms((_RETURN, _RETURN + ".double()")), "dtype of x"),
     "added up in float32 and cast back": (
         norms((_RETURN, "torch.stack(squares).float().sum(dim=0).sqrt().to(x.dtype)")),
         "own gradient[\\s\\S]*in which dtype",
@@ -460,7 +500,10 @@ WRONG_NORMS = {
     "without biases": (norms(("layer.bias is not None", "False")), "own gradient"),
     "without the root": (norms((".sqrt()", "")), "own gradient"),
     "no inputs": (norms(("delta * inputs[layer].square().sum(dim=1)", "delta")), "own gradient"),
-    "inputs of all images": (norms(("inputs[layer].square().sum(dim=1)", "inputs[layer].square().sum()")), "own gradient"),
+    "inputs of all images": (
+        norms(("inputs[layer].square().sum(dim=1)", "inputs[layer].square().sum()")),
+        "own gradient",
+    ),
     "top level only": (norms(("model.modules()", "[model, *model.children()]")), "own gradient"),
     "one number": (norms((_RETURN, _RETURN + ".sum()")), "tensor \\(N,\\)"),
     "with a graph": (norms((_RETURN, _RETURN + " + 0 * loss")), "is detached"),
@@ -471,12 +514,23 @@ WRONG_NORMS = {
     "backward": (norms((_GRAD, "loss.backward()")), ".grad is what it was"),
     "backward and zero_grad": (norms((_GRAD, "loss.backward()\n        model.zero_grad()")), ".grad is what it was"),
     "hooks stay": (norms((_FINALLY, "    finally:\n        pass\n")), "hooks are gone"),
-    "no finally": (norms((_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n        pass\n")), "after an error of the loss"),
+    "no finally": (
+        norms((_FINALLY, "        for handle in handles:\n            handle.remove()\n    finally:\n        pass\n")),
+        "after an error of the loss",
+    ),
     "everybody's hooks": (
-        norms((_FINALLY, "    finally:\n        for layer in model.modules():\n            layer._forward_hooks.clear()\n            layer._backward_hooks.clear()\n            layer._backward_pre_hooks.clear()\n")),
+        norms(
+            (
+                _FINALLY,
+                "    finally:\n        for layer in model.modules():\n            layer._forward_hooks.clear()\n            layer._backward_hooks.clear()\n            layer._backward_pre_hooks.clear()\n",
+            )
+        ),
         "hooks are gone",
     ),
-    "swallows the exception": (norms((_FINALLY, "    except Exception:\n        return torch.zeros(len(x))\n" + _FINALLY)), "an exception goes on"),
+    "swallows the exception": (
+        norms((_FINALLY, "    except Exception:\n        return torch.zeros(len(x))\n" + _FINALLY)),
+        "an exception goes on",
+    ),
 }
 
 # ---------------------------------------------------------------- optimizer in backward
@@ -558,7 +612,10 @@ WRONG_STEP = {
     "gradients of zeros": (step((_DROP, "        param.grad.zero_()\n")), "gradient dropped"),
     "gradients kept": (step((_DROP, "")), "gradient dropped"),
     "all at the end": (all_at_the_end, "gradient dropped"),
-    "the loop's last optimizer": (step((_OWN, "optimizers[p].step()")), "updated and its gradient dropped[\\s\\S]*Hint 2"),
+    "the loop's last optimizer": (
+        step((_OWN, "optimizers[p].step()")),
+        "updated and its gradient dropped[\\s\\S]*Hint 2",
+    ),
     "weights without biases": (step(("if p.requires_grad", "if p.requires_grad and p.dim() > 1")), "gradient dropped"),
     "a new optimizer each time": (step((_OWN, "make_optimizer([param]).step()")), "usual loop[\\s\\S]*Hint 1"),
     "plain SGD": (step((_OWN, "param.data.sub_(0.1 * param.grad)")), "usual loop"),
@@ -567,7 +624,9 @@ WRONG_STEP = {
     "an old gradient stepped": (one_optimizer_for_all, "doesn't reach"),
     "undoes the first": (step(("for handle in handles:", "for handle in handles[:1]:")), "undoing"),
     "undoes everybody's": (
-        step((_UNDO, "        for p in model.parameters():\n            (p._post_accumulate_grad_hooks or {}).clear()\n")),
+        step(
+            (_UNDO, "        for p in model.parameters():\n            (p._post_accumulate_grad_hooks or {}).clear()\n")
+        ),
         "undoing",
     ),
     "nothing returned": (step(("    return undo\n", "")), "returns a function"),
