@@ -319,7 +319,7 @@ def quantise(trial: Trial, answer: Any) -> None:
 
 
 class _Net(nn.Module):
-    """Names that begin or end alike; a submodule called twice and overwritten, one not called; dropout."""
+    """Names that begin or end alike; a submodule called twice and overwritten, one not called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,20 +328,20 @@ class _Net(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.top = nn.Sequential(nn.Flatten(), nn.Linear(3, 3))
         self.idle = nn.Linear(1, 1)
-        self.blo = nn.Identity()
+        self.add_module("1", nn.Identity())
         for module in self.modules():
             module.register_forward_hook(_nothing)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(self.block(self.block(self.block1(x))))
-        return self.blo(self.top(x[:, ::2])).relu_()
+        return self.get_submodule("1")(self.top(x[:, ::2])).relu_()
 
 
 def _nothing(*_: Any) -> None:
     """Somebody else's hook."""
 
 
-_NAMES = ["block1", "block", "block.0", "block.1", "drop", "top", "idle", "blo", "top.1"]
+_NAMES = ["block1", "block", "block.0", "block.1", "drop", "top", "idle", "1", "top.1"]
 
 
 class _Recorder:
@@ -536,7 +536,7 @@ def _norms_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def image_norms(trial: Trial, answer: Any) -> None:
     """`answer(model, x, y)` returns the norm of each image's gradient, by hooks, from one backward."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of full backward hooks, that x needs no gradient
+        warnings.simplefilter("ignore")  # that x needs no gradient
         _image_norms(trial, answer)
 
 
