@@ -42,8 +42,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from shared import blame
-from shared.blame import Failure, LaunchError, Standing
+from shared import rank_failures as blame
+from shared.rank_failures import Failure, LaunchError, Standing
 
 # Imported once by the fork server, so that no rank has to: the optimizers import torch._dynamo at first use.
 _PRELOAD = [
@@ -124,7 +124,7 @@ def _sweep() -> None:
 
 
 def default_backend(world_size: int) -> str:
-    """The backend that `launch` takes: gloo for the CPU and NCCL for GPUs if there is one for each rank, else gloo alone.
+    """What `launch` takes: gloo for the CPU and NCCL for GPUs if there is one for each rank, else gloo alone.
 
     NCCL can't serve two ranks on one GPU, gloo can. PyTorch's own default (2.15) is the accelerator's backend alone;
     with NCCL alone a tensor on the CPU would be refused.

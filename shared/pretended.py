@@ -36,7 +36,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from shared.replacing import replacing
+from shared.patching import replacing
 
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
 _HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides

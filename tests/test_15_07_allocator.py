@@ -15,7 +15,7 @@ from torch import nn
 from course.answers import definitions
 from module_15_advanced_pytorch_internals.recordings.pack_history import pack, state_before
 from shared.histories import FOLDER, Tape, layout, play_back, read_history
-from shared.simulated_gpu import SimulatedDriver, load, snapshot
+from shared.lessons.topic_15_07.simulated_gpu import SimulatedDriver, load, snapshot
 
 CELLS = "segment-size tiny block splitting whole random-history recorder record-steps dry-run schedule streams"
 KIB, MIB, GIB = 2**10, 2**20, 2**30

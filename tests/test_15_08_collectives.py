@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course.answers import definitions
 from shared import LaunchError, launch
-from shared.traffic import recorded
+from shared.lessons.topic_15_08.traffic import recorded
 
 pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook

@@ -26,9 +26,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 from torch.utils.data import DataLoader, TensorDataset
 
 from course.answers import definitions
-from shared.blame import LaunchError
-from shared.killing import kill_here, launch_killed
 from shared.launcher import launch
+from shared.lessons.topic_15_10.killed_process import kill_here, launch_killed
+from shared.rank_failures import LaunchError
 
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
     ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log progress

@@ -3,7 +3,7 @@
 import sys
 from types import SimpleNamespace
 
-from shared.live_line import LiveLine
+from shared.lessons.topic_15_10.live_line import LiveLine
 
 
 def test_a_live_line_in_a_file_is_its_last_state(capsys, monkeypatch):
@@ -49,7 +49,7 @@ def test_a_live_line_in_a_notebook_updates_one_display(monkeypatch):
 
 def test_a_line_that_changes_often_is_asked_for_five_times_a_second(monkeypatch):
     clock, asked = [0.0], []
-    monkeypatch.setattr("shared.live_line.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("shared.lessons.topic_15_10.live_line.time.perf_counter", lambda: clock[0])
     line = LiveLine()
     for tenth in range(20):
         clock[0] = tenth / 10

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from shared.log_files import LogFiles, row_lines
+from shared.lessons.topic_15_10.log_files import LogFiles, row_lines
 
 
 def test_log_files_are_begun_continued_and_cut_back(tmp_path):

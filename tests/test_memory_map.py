@@ -5,8 +5,8 @@ import random
 import matplotlib.pyplot as plt
 import pytest
 
-from shared.memory_map import MIB, at_peak, draw_map, memory_map
-from shared.simulated_gpu import SimulatedDriver, pretty_bytes
+from shared.lessons.topic_15_07.memory_map import MIB, at_peak, draw_map, memory_map
+from shared.lessons.topic_15_07.simulated_gpu import SimulatedDriver, pretty_bytes
 
 
 def event(action, addr, size=0, **more):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from shared.run_state import begin_sampler, loader_generators, plain, random_module, sampler_of
+from shared.lessons.topic_15_10.run_state import begin_sampler, loader_generators, plain, random_module, sampler_of
 
 
 def test_a_state_is_made_plain_or_refused_with_the_place():

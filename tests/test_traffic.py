@@ -1,4 +1,4 @@
-"""What shared.traffic sees of a run: calls of every kind, runs that hang, and the rounds of a broadcast."""
+"""What the record of messages sees of a run: calls of every kind, runs that hang, the rounds of a broadcast."""
 
 import sys
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from shared import launch
-from shared.traffic import Call, observe, recorded, rounds
+from shared.lessons.topic_15_08.traffic import Call, observe, recorded, rounds
 
 pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest

@@ -2,10 +2,10 @@
 
 import torch
 
-from shared.gathering import from_all
-from shared.nets import conv_net, same_bits
-from shared.reads import Reads
-from shared.step_costs import CLOCK, fitted, own_costs, step_costs
+from shared.lessons.topic_15_10.host_reads import Reads
+from shared.lessons.topic_15_10.nets import conv_net, same_bits
+from shared.lessons.topic_15_10.ranks import from_all
+from shared.lessons.topic_15_10.step_costs import CLOCK, fitted, own_costs, step_costs
 
 
 def test_reads_are_counted():

@@ -1,8 +1,8 @@
 """Checks of the exercises in 15-08, Distributed Primitives & Communication.
 
 A check runs the answer on real processes, all its cases in one launch, smaller rings as groups of the world; what
-they send is recorded below torch.distributed's functions (shared/traffic.py), whichever of them an answer uses. What
-runs on the ranks is named `*_on_ranks`.
+they send is recorded below torch.distributed's functions (shared/lessons/topic_15_08/traffic.py), whichever of them
+an answer uses. What runs on the ranks is named `*_on_ranks`.
 """
 
 import random
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shared.checks.exercise import exercise
 from shared.checks.ranks import Notes, ranks
 from shared.checks.trial import Trial
-from shared.traffic import Call, collectives, recorded, rounds
+from shared.lessons.topic_15_08.traffic import Call, collectives, recorded, rounds
 
 _LATE = 0.15  # seconds that a rank comes later than the others, where a case asks for it
 _TYPES = (torch.float64, torch.int64, torch.bfloat16, torch.float16)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
 from shared.checks.words import outcome, raises, script
-from shared.reads import Reads
+from shared.lessons.topic_15_10.host_reads import Reads
 
 _LESSON: dict[str, Any] = {}  # what the lesson defines, for stand-ins
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.blame import LaunchError
-from shared.killing import kill_here, launch_killed
+from shared.lessons.topic_15_10.killed_process import kill_here, launch_killed
+from shared.rank_failures import LaunchError
 
 pytestmark = pytest.mark.processes
 

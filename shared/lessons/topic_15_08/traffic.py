@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.blame import LaunchError
 from shared.launcher import launch
-from shared.replacing import replacing
+from shared.patching import replacing
+from shared.rank_failures import LaunchError
 
 _COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
 

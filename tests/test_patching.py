@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.replacing import replacing
+from shared.patching import replacing
 
 
 class Base:

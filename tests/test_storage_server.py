@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from shared import storage as storage_module
-from shared.storage import StorageServer
+from shared.lessons.topic_15_02 import storage_server as storage_module
+from shared.lessons.topic_15_02.storage_server import StorageServer
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_close_ends_the_process_and_can_be_repeated(storage):
 
 
 def test_the_server_ends_with_a_process_that_is_killed():
-    code = "import torch, time; from shared.storage import StorageServer\n"
+    code = "import torch, time; from shared.lessons.topic_15_02.storage_server import StorageServer\n"
     code += "print(StorageServer(torch.zeros(1, 1)).port, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         port = int(parent.stdout.readline())

@@ -1,9 +1,9 @@
-"""shared.blame: who is to blame, from what is known about the ranks; no process is started."""
+"""shared.rank_failures: who is to blame, from what is known about the ranks; no process is started."""
 
 import pytest
 import torch
 
-from shared.blame import Failure, LaunchError, Standing, culprits, describe, failed, parse_stack, stood_still
+from shared.rank_failures import Failure, LaunchError, Standing, culprits, describe, failed, parse_stack, stood_still
 
 ALL_REDUCE = (f"{torch.__path__[0]}/distributed/distributed_c10d.py", 1, "all_reduce")
 MINE = ("/home/me/work.py", 7, "step")

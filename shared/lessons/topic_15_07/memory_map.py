@@ -16,8 +16,8 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
+from shared.lessons.topic_15_07.simulated_gpu import GIB, MIB
 from shared.plotting import COLOURS
-from shared.simulated_gpu import GIB, MIB
 
 SMALL_SEGMENT = 2 * MIB  # a segment of the large pool has 10 MiB or more
 FEW = 200

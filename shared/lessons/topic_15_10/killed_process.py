@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shared.blame import LaunchError
 from shared.launcher import launch
+from shared.rank_failures import LaunchError
 
 _KILL = getattr(signal, "SIGKILL", 0x10000)  # Windows: the exit code by which multiprocessing tells an ended process
 

@@ -1,0 +1,1 @@
+"""What serves the lesson of one topic alone, by topic."""

@@ -1,0 +1,1 @@
+"""For the lesson of 15-07: the simulated GPU and pictures of its memory."""

@@ -1,0 +1,1 @@
+"""For the lesson of 15-08: the messages that ranks send."""
