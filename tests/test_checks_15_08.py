@@ -303,7 +303,6 @@ WRONG_TWO_WAYS = {
         two_ways(("place = way * rank", "place = rank")),
         f"{RETURNS}[\\s\\S]*SIGABRT[\\s\\S]*chunk numbers[\\s\\S]*Hint 2",
     ),
-    "one half only": (two_ways((", (-1, to_left.tensor_split(size))", "")), SUM),
     "out of place": (two_ways((_HERE, "    tensor = tensor.clone()\n" + _HERE)), SUM),
     "doesn't wait": (two_ways(("torch.empty_like", "torch.zeros_like"), ("work.wait()", "PENDING.append(work)")), SUM),
     "with a barrier": (with_barrier("two_way_ring"), "no collective"),
@@ -312,6 +311,7 @@ WRONG_TWO_WAYS = {
         HALF,
     ),
     "both halves the same way": (two_ways_by_calls(ways=((1, 0), (1, 1))), HALF),
+    "quarter": (two_ways(("tensor_split(2)", "tensor_split((tensor.numel() // 4,))")), HALF),
     "in pieces": (two_ways_by_calls(pieces=2), "2\\(N-1\\) steps"),
     "one way, then the other, in each step": (two_ways_by_calls(in_turns=True), f"{STEPS}[\\s\\S]*has to wait"),
 }
