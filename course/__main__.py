@@ -68,7 +68,8 @@ def main(argv: "list[str] | None" = None) -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for the Pythons that are too old
         sys.stderr.write(
             f"This course needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable}).\n"
-            "Install a newer one and name it, e.g.:  python3.12 -m course run   or   make run PYTHON=python3.12\n"
+            "Install a newer one and name it, e.g.:  "
+            "python3.12 -m course {0}   or   make {0} PYTHON=python3.12\n".format((sys.argv[1:] or ["lab"])[0])
         )
         return 2
     for stream in (sys.stdout, sys.stderr):  # a console that can't show a sign must not end a run

@@ -338,7 +338,8 @@ def build(book: Syllabus, lessons: Sequence[Lesson], output: Path, solutions: bo
             raise SiteError(f"Sphinx took more than {SPHINX_SECONDS} s and was ended.") from None
         if done.returncode or done.stderr.strip():
             raise SiteError(f"Sphinx said:\n{done.stderr.strip().replace(folder, '')}")
-        shutil.rmtree(made / ".doctrees", ignore_errors=True)
+        for name in (".doctrees", "_sources"):
+            shutil.rmtree(made / name, ignore_errors=True)
         shutil.rmtree(output)
         shutil.copytree(made, output)
         (output / MARKER).touch()
