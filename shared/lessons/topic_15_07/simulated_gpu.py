@@ -118,7 +118,7 @@ def load(allocator: Any, segments: list[dict[str, Any]], make_block: Any) -> Non
             else:
                 block.state, block.requested = "active_allocated", part.get("requested_size", block.size)
                 allocator.allocated += block.size
-        allocator.reserved += segment["total_size"]
+    allocator.reserved += sum(segment["total_size"] for segment in segments)
     allocator.max_allocated = max(allocator.max_allocated, allocator.allocated)
     allocator.max_reserved = max(allocator.max_reserved, allocator.reserved)
 
