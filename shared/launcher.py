@@ -11,7 +11,7 @@ file, so no port is fixed, and talk over the loopback interface. On Linux they a
 imported PyTorch once and never ran anything (multiprocessing's forkserver); elsewhere they are spawned, which takes
 some seconds more. Functions and classes defined in a notebook travel by value (cloudpickle).
 
-Whatever happens, `launch` ends with no rank alive and says which rank is to blame: see blame.py.
+Whatever happens, `launch` ends with no rank alive and says which rank is to blame: see rank_failures.py.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from shared import rank_failures as blame
+from shared import rank_failures
 from shared.rank_failures import Failure, LaunchError, Standing
 
 # Imported once by the fork server, so that no rank has to: the optimizers import torch._dynamo at first use.
@@ -179,7 +179,7 @@ class _Job:
             if remaining <= 0 or not self._receive(remaining):
                 if not started:
                     late = [rank for rank in self.ranks if rank.state == "starting"]
-                    message = f"{blame.names(late)} did not start within {_START_LIMIT} s"
+                    message = f"{rank_failures.names(late)} did not start within {_START_LIMIT} s"
                     raise LaunchError(message, [rank.number for rank in late], "hung")
                 raise self._standstill()
             if any(rank.failure for rank in self.ranks):
@@ -243,16 +243,16 @@ class _Job:
     def _cause(self) -> LaunchError:
         """Some rank failed. Find out which one is to blame."""
         deadline = time.monotonic() + min(_GRACE, self.timeout / 8)
-        while not blame.culprits(self.ranks) and any(rank.open for rank in self.ranks):
+        while not rank_failures.culprits(self.ranks) and any(rank.open for rank in self.ranks):
             if not self._receive(deadline - time.monotonic()):
                 break
-        if not blame.culprits(self.ranks):
+        if not rank_failures.culprits(self.ranks):
             late = any(rank.failure and rank.failure.kind == "late" for rank in self.ranks)
-            return self._standstill() if late else blame.failed(self.ranks)
+            return self._standstill() if late else rank_failures.failed(self.ranks)
         deadline = time.monotonic() + _DRAIN
         while any(rank.open for rank in self.ranks) and self._receive(deadline - time.monotonic()):
             pass
-        return blame.failed(self.ranks)
+        return rank_failures.failed(self.ranks)
 
     def _standstill(self) -> LaunchError:
         """Ask the running ranks where they are."""
@@ -266,13 +266,13 @@ class _Job:
                 report = self.folder / f"{rank.number}.stack"
                 if report.exists():
                     text = report.read_text(encoding="utf-8", errors="replace")
-                    rank.frames = blame.parse_stack(text, _rank_main.__name__)
+                    rank.frames = rank_failures.parse_stack(text, _rank_main.__name__)
             time.sleep(0.01)
         for rank in asked:
             with contextlib.suppress(psutil.Error):
                 stopped = psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED
                 rank.silence = "is stopped (SIGSTOP)" if stopped else "does not answer: it is inside of compiled code"
-        return blame.stood_still(self.ranks, self.timeout)
+        return rank_failures.stood_still(self.ranks, self.timeout)
 
     def end(self) -> None:
         """No rank is alive after this."""
@@ -373,7 +373,7 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
             raise TypeError(f"what fn returned can't be sent: {error}") from error
     except BaseException as error:
         word = "failed"
-        failure = blame.describe(error)
+        failure = rank_failures.describe(error)
         try:
             data = cloudpickle.dumps(failure)
             cloudpickle.loads(data)

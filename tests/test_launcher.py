@@ -23,7 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import LaunchError, blame, launch
+from shared import LaunchError, launch, rank_failures
 from shared.launcher import _environment, default_backend
 
 pytestmark = pytest.mark.processes
@@ -398,7 +398,7 @@ def witness(call, how, done):
     try:
         call(torch.ones(2))
     except RuntimeError as error:
-        return blame.describe(error).kind, str(error)
+        return rank_failures.describe(error).kind, str(error)
     finally:
         done.touch()
 

@@ -56,7 +56,8 @@ def repository(tmp_path):
     (root / "requirements.txt").write_text("# a comment\ntinycourseneed>=1.0  # why\n-e .\n")
     (root / "requirements-dev.txt").write_text("-r requirements.txt\ntinycoursedev>=1\n")
     (root / "constraints.txt").write_text("tinycourseneed==1.0\ntinycoursedev==1.0\n")
-    (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (root / "pyproject.toml").write_text(re.sub(r"(?m)^dependencies = .*", "dependencies = []", pyproject))
     (root / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     (root / "README.md").write_text("# A course\n")
     setuptools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
