@@ -260,7 +260,8 @@ def overlap():
             model(torch.randn(2, 8)).sum().backward()
         before = len(calls)
         model.finish()
-    order = [[*net.parameters()].index(bucket.params[0]) // 2 for bucket in model.reducer.buckets]
+    layer_of = {p: number // 2 for number, p in enumerate(net.parameters())}
+    order = [layer_of[bucket.params[0]] for bucket in model.reducer.buckets]
     return before, order
 
 
