@@ -63,6 +63,15 @@ def run_command(command: str, arguments: "list[str]") -> int:
     return module.main(args)
 
 
+def _explain(command: str) -> int:
+    """Show the options of a command as far as this Python can: to ask for them must install nothing."""
+    try:
+        return run_command(command, ["--help"])
+    except ImportError:
+        print(f"{command}: {COMMANDS[command][0]}\n\nIts options are shown once `python -m course setup` has been run.")
+        return 0
+
+
 def main(argv: "list[str] | None" = None) -> int:
     """Run one command and return its exit status (2: wrong usage, 130: interrupted)."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for the Pythons that are too old
@@ -95,6 +104,8 @@ def main(argv: "list[str] | None" = None) -> int:
     from course import environment
 
     try:
+        if {"-h", "--help"} & set(arguments) and not environment.is_there():
+            return _explain(command)
         if COMMANDS[command][1]:
             status = environment.enter(command, arguments)
             if status is not None:

@@ -287,6 +287,12 @@ def unmet(root: Path, command: str) -> list[str]:
     return problems
 
 
+def is_there() -> bool:
+    """Whether `enter` would find everything installed."""
+    index = os.environ.get("COURSE_TORCH_INDEX")
+    return os.environ.get("COURSE_ENV", "") == "current" or Environment(ROOT, index).ready()
+
+
 def enter(command: str, arguments: list[str]) -> int | None:
     """Have `command` run where everything is installed: None if that is here, or the status of who took over.
 

@@ -34,6 +34,23 @@ def test_help_needs_no_environment_and_nothing_installed():
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("arguments", [("grade", "--help"), ("help", "lab"), ("run", "-h")])
+def test_to_ask_for_options_installs_nothing(monkeypatch, capsys, arguments):
+    monkeypatch.delenv("COURSE_ENV", raising=False)
+    monkeypatch.setattr(environment.Environment, "ready", lambda self: False)
+    monkeypatch.setattr(environment.Environment, "ensure", lambda self: pytest.fail("it set the environment up"))
+    with pytest.raises(SystemExit):
+        cli.main(list(arguments))
+    assert "usage:" in capsys.readouterr().out
+
+
+def test_where_options_cannot_be_shown_the_way_to_them_is():
+    answer = course("grade", "--help", python=(sys.executable, "-I", "-S", "-c", BARE), COURSE_ENV="")
+    assert answer.returncode == 0, answer.stderr
+    assert "python -m course setup" in answer.stdout
+    assert "Installing" not in answer.stderr
+
+
 # `-m course` with neither site-packages nor the environment variables: what a fresh clone has
 BARE = """
 import runpy, sys
