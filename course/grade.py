@@ -1,8 +1,9 @@
 """Grade a folder of submissions, several at a time: a table of points, a page for each student, and a summary.
 
 SUBMISSIONS is a folder or a zip file: a folder for each student, files with names in them, or what Moodle, Canvas or
-Gradescope export. The answers are taken out of the students' notebooks and put into the course's own; nothing else of
-theirs runs. Each exercise is judged in a process of its own with limits, by the notebook's checks with another seed.
+Gradescope export. Files may have any name: which notebook it is, its answer cells tell. The answers are taken out of
+the students' notebooks and put into the course's own, after the definitions there that they use; nothing else runs.
+Each exercise is judged in a process of its own with limits, by the notebook's checks with another seed.
 
 The output folder (default: grades, beside SUBMISSIONS) gets grades.csv, summary.html, feedback/STUDENT.html, and
 seed.txt with the seed, which another run uses again. What was graded is kept there: called again, the command grades
@@ -12,7 +13,7 @@ With --dask the work is done by the workers of a running Dask cluster, whose mac
 nothing is graded: it writes the zip of an autograder for one topic.
 
 A check runs in one process with the answer that it judges. Mistakes stay in there; somebody who sets out to deceive a
-check can do so, but can't change another student's grade where this system seals processes, which the command says.
+check can do so, but can't change another student's grade where this system seals processes; where it doesn't, the command says so.
 Else, and for strangers' submissions, grade in a container: the instructor's guide has the recipe.
 
 The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
@@ -132,7 +133,7 @@ def main(args: argparse.Namespace) -> int:
     outcomes = _outcomes(jobs, collection)
     _write(output, outcomes, collection.unreadable, seed)
     console.print(_table(outcomes, collection.unreadable))
-    console.print(Text(f"{output.resolve()} has grades.csv, summary.html and feedback/"), soft_wrap=True)
+    console.print(Text(f"{output.resolve()} has grades.csv, summary.html and, with the reasons, feedback/"), soft_wrap=True)
     return 0
 
 

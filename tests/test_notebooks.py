@@ -1,7 +1,6 @@
 """Every notebook and template: it runs on a pretended accelerator, and its student edition unsolved, without solutions.
 
-`--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker, and leaves an
-execution out whose notebook and surroundings are the same as when it last passed.
+`--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker.
 """
 
 import copy
