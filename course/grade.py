@@ -13,8 +13,8 @@ With --dask the work is done by the workers of a running Dask cluster, whose mac
 nothing is graded: it writes the zip of an autograder for one topic.
 
 A check runs in one process with the answer that it judges. Mistakes stay in there; somebody who sets out to deceive a
-check can do so, but can't change another student's grade where this system seals processes; where it doesn't, the command says so.
-Else, and for strangers' submissions, grade in a container: the instructor's guide has the recipe.
+check can do so, but can't change another student's grade where this system seals processes. Where it can't, the command
+says so: then, and for strangers' submissions, grade in a container. The instructor's guide has the recipe.
 
 The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
 usage and 130 after Ctrl-C. What could not be read or judged is in the table's column "to look at".
@@ -133,7 +133,8 @@ def main(args: argparse.Namespace) -> int:
     outcomes = _outcomes(jobs, collection)
     _write(output, outcomes, collection.unreadable, seed)
     console.print(_table(outcomes, collection.unreadable))
-    console.print(Text(f"{output.resolve()} has grades.csv, summary.html and, with the reasons, feedback/"), soft_wrap=True)
+    written = f"{output.resolve()} has grades.csv, summary.html, and the reasons in feedback/"
+    console.print(Text(written), soft_wrap=True)
     return 0
 
 
