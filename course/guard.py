@@ -1,8 +1,9 @@
-"""The first lines of every notebook: one that was copied elsewhere gets what it lacks, or says what that is."""
+"""The first code cell of every notebook: one that was copied elsewhere gets what it lacks, or says what that is."""
 
 CURE = "run `make lab` in the course's folder"  # where the repository is; the students' bundle has another
 
 GUARD = f"""\
+# Does nothing where the course is installed. Elsewhere it installs it, or says what is missing.
 import subprocess
 import sys
 from glob import glob
@@ -15,12 +16,13 @@ if find_spec("torch") and not find_spec("shared"):
 if not (find_spec("torch") and find_spec("shared")):
     raise ImportError(
         f"The kernel's Python, {{sys.executable}}, lacks torch or `shared`. Choose another kernel "
-        "(VS Code: Select Kernel), or {CURE} and restart the kernel."
+        "(VS Code: Select Kernel, `.venv` of the course's folder), or "
+        "{CURE} and restart the kernel."
     )\
 """
 
-# what notebooks have that are handed out: the kernel's name, another cure, and, where the course has an address, what
-# is fetched when no wheel lies beside them
+# what notebooks have that are handed out: another cure, and, where the course has an address, what is fetched when no
+# wheel lies beside them
 _BESIDE = """\
     for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
         print(f"Installing {wheel}, which came with this notebook")
@@ -32,7 +34,6 @@ _FETCHED = """\
     print(f"Installing {{course}}: the helpers, checks and data samples of this notebook")
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", course], timeout=900)
 """
-KERNEL = ("Select Kernel", "Select Kernel, `.venv` of the course's folder")
 STUDENTS_CURE = "run `%pip install -r requirements.txt` in the course's folder (get it {source})"
 
 
@@ -44,7 +45,7 @@ def for_students(source: str, address: str = "") -> str:
     if not source.startswith(GUARD):
         return source
     found_at = f"from {address}" if address else "where you got this notebook"
-    lines = GUARD.replace(CURE, STUDENTS_CURE.format(source=found_at)).replace(*KERNEL)
+    lines = GUARD.replace(CURE, STUDENTS_CURE.format(source=found_at))
     if address:
         lines = lines.replace(_BESIDE, _FETCHED.format(address=address))
     return lines + source.removeprefix(GUARD)

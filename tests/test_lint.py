@@ -23,10 +23,7 @@ from course.syllabus import load
 SYLLABUS = load()
 LOSSES = changed(SYLLABUS.topics["15-04"], status="finished")  # it has cross-references to name
 CAPSTONE = changed(SYLLABUS.topics["15-10"], status="finished")
-ATTEMPT = """try:
-    import shared
-except ModuleNotFoundError:
-    raise SystemExit("Open it in the course's folder.") from None"""
+FOLD = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
@@ -34,8 +31,9 @@ def markdown(id_, source):
     return {"id": id_, "cell_type": "markdown", "metadata": {}, "source": source}
 
 
-def code(id_, source, *outputs, tags=(), nbgrader=None):
+def code(id_, source, *outputs, tags=(), nbgrader=None, folded=False):
     metadata = ({"tags": list(tags)} if tags else {}) | ({"nbgrader": nbgrader} if nbgrader else {})
+    metadata |= FOLD if folded else {}
     cell = {"id": id_, "cell_type": "code", "metadata": metadata, "source": source}
     return cell | {"outputs": list(outputs), "execution_count": None}
 
@@ -71,11 +69,11 @@ def notebook(topic):
         "Dataset": topic.dataset,
         "Time": topic.time,
         "Prerequisites": ", ".join(topic.prerequisites),
-        "Owns": topic.owns,
-        "Uses": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
+        "Teaches": topic.owns,
+        "Builds on": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
     }
     glance = "\n".join(["| At a glance | |", "|---|---|", *(f"| **{key}** | {value} |" for key, value in rows.items())])
-    setup = GUARD + "\n\nimport matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10\n"
+    setup = "import matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10\n"
     setup += "from shared.plotting import curves, use_course_style\n"
     setup += f"from shared.checks import topic_{topic.number.replace('-', '_')} as check"
     solved = [cell for place in range(1, 5) for cell in exercise(topic.number, "abcd"[place - 1] * 3, place)]
@@ -103,6 +101,7 @@ def notebook(topic):
         markdown("glance", glance),
         markdown("objectives", "## Learning objectives\n\n- derive\n- measure\n- verify\n- explain"),
         markdown("setup-heading", "## Setup"),
+        code("course", GUARD, folded=True),
         code("setup", setup),
         code("device", "device = get_device()", said("cpu")),
         code("data", "train = load_cifar10()\nlen(train)", said("6000")),
@@ -250,7 +249,6 @@ def both(*mutations):
     return lambda document: [mutate(document) for mutate in mutations] and None
 
 
-FOLD = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
 PLOT = "_, ax = plt.subplots()\nax.plot([1, 2])"
 
 
@@ -278,9 +276,9 @@ DAMAGE = {
     "glance: dataset": (replace("glance", "CIFAR-10", "MNIST"), "glance", "glance"),
     "glance: time": (replace("glance", "~8 min", "~18 min"), "glance", "glance"),
     "glance: prerequisite": (replace("glance", "5-04, 5-07", "15-04, 5-07"), "glance", "glance"),
-    "glance: row missing": (replace("glance", "**Uses**", "**Needs**"), "glance", "glance"),
+    "glance: row missing": (replace("glance", "**Builds on**", "**Needs**"), "glance", "glance"),
     "glance: row empty": (replace("glance", LOSSES.owns, " "), "glance", "glance"),
-    "glance: order": (replace("glance", "| **Topic**", "| **Uses** | x |\n| **Topic**"), "glance", "glance"),
+    "glance: order": (replace("glance", "| **Topic**", "| **Builds on** | x |\n| **Topic**"), "glance", "glance"),
     "heading of no template": (append("takeaways", "\n\n## Epilogue"), "headings", "takeaways"),
     "section number": (replace("averages", "2. ", "3. "), "headings", "averages"),
     "section without number": (replace("averages", "2. ", ""), "headings", "averages"),
@@ -451,15 +449,10 @@ DAMAGE = {
         "step-1",
     ),
     "101 characters": (source("step-1", f"print({'1' * 94})"), "line-length", "step-1"),
-    "no guard": (replace("setup", GUARD + "\n\n", ""), "guard", "setup"),
-    "guard below the imports": (replace("setup", GUARD, f"import time\n\n{GUARD}"), "guard", "setup"),
-    "guard of another package": (replace("setup", 'find_spec("shared")', 'find_spec("torch")'), "guard", "setup"),
-    "attempt that catches another error": (
-        replace("setup", GUARD, ATTEMPT.replace("ModuleNotFoundError", "ValueError")),
-        "guard",
-        "setup",
-    ),
-    "attempt at another package": (replace("setup", GUARD, ATTEMPT.replace("shared", "torch")), "guard", "setup"),
+    "no guard": (remove("course"), "cell-ids", "-"),
+    "more than the guard": (append("course", "\nimport time"), "guard", "course"),
+    "guard of another package": (replace("course", 'find_spec("shared")', 'find_spec("torch")'), "guard", "course"),
+    "open guard": (meta("course", jupyter={}, tags=[]), "guard", "course"),
     "drawing in the open": (sources(figure_1=PLOT), "folding", "figure-1"),
     "drawing with a function of the course": (sources(figure_1="curves(ax, {})"), "folding", "figure-1"),
     "drawing with a function of the notebook": (
@@ -672,12 +665,6 @@ HARMLESS = {
     "SVG with text": change("figure-1", outputs=[figure("image/svg+xml")]),
     "100 characters": source("step-1", f"print({'1' * 93})"),
     "101 characters of prose": append("idea", "\n\n" + "x" * 101),
-    "attempt below a docstring": replace(
-        "setup", GUARD, f'"""Imports."""\n\nfrom __future__ import division\n\n{ATTEMPT}'
-    ),
-    "attempt at what is imported": replace(
-        "setup", GUARD, ATTEMPT.replace("import shared", "from shared import launch")
-    ),
     "folded drawing": both(sources(figure_1=PLOT), meta("figure-1", **FOLD)),
     "folded definition of a drawing": both(
         sources(step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])\nprint(1)"), meta("step-1", **FOLD)

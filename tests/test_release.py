@@ -319,7 +319,7 @@ def target(folder, wheel_name, other_python, tmp_path_factory):
 @pytest.mark.processes
 def test_a_notebook_alone_finds_its_data_with_any_python_that_has_the_wheel(bundle, target, other_python, tmp_path):
     first = {cell.id: cell.source for cell in cells(bundle[BOOK.topics["15-03"].file])}
-    code = "\n".join(first[name] for name in ("setup", "device", "data"))
+    code = "\n".join(first[name] for name in ("course", "setup", "device", "data"))
     code += "\nimport shared\nprint(shared.__file__)\nprint(shared.load_cifar10('test').source)"
     code += "\nfrom shared.histories import read_history\nprint(len(read_history('transformer_training')['trace']) > 0)"
     answer = run(other_python, code, tmp_path, PYTHONPATH=str(target))
@@ -361,9 +361,7 @@ def test_packed_checks_are_modules_like_others(target, other_python, tmp_path):
 
 def first_lines(bundle):
     """The guard as students get it."""
-    file = BOOK.topics["15-03"].file
-    source = next(cell.source for cell in cells(bundle[file]) if cell.id == "setup")
-    return source[: source.index("\n    )\n") + len("\n    )\n")]
+    return next(cell.source for cell in cells(bundle[BOOK.topics["15-03"].file]) if cell.id == "course")
 
 
 def test_without_the_wheel_the_first_lines_name_kernel_and_cure(bundle, other_python, tmp_path):

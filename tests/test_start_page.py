@@ -218,6 +218,7 @@ def test_alone_in_another_python_the_page_says_what_to_do(tmp_path, source):
     assert answer.returncode == 1
     assert answer.stderr.splitlines()[-1] == (
         f"ImportError: The kernel's Python, {sys.executable}, lacks torch or `shared`. Choose another kernel "
-        "(VS Code: Select Kernel), or run `make lab` in the course's folder and restart the kernel."
+        "(VS Code: Select Kernel, `.venv` of the course's folder), or "
+        "run `make lab` in the course's folder and restart the kernel."
     )
     assert all(len(line) <= 100 for line in source.splitlines())

@@ -76,7 +76,7 @@ def imports(notebook: Notebook) -> Iterator[Complaint]:
                 if "optional" in cell.tags:
                     if not allowed and id(node) not in guarded:
                         yield cell.id, f"imports {name} outside try … except ImportError, so the notebook needs it"
-                elif cell.id != "setup":
+                elif cell.id not in ("course", "setup"):
                     yield cell.id, f"imports {name}; only the cell 'setup' imports: move it there"
                 elif not allowed:
                     yield cell.id, f"imports {name}; allowed are {IMPORTABLE_IN_WORDS}"
@@ -108,14 +108,14 @@ def _inside(attempt: ast.Try) -> Iterator[ast.AST]:
 
 @rule("guard")
 def guard(notebook: Notebook) -> Iterator[Complaint]:
-    setup = notebook.by_id.get("setup")
-    if setup is None or not setup.tree:
-        return
-    first = next((node for node in setup.tree.body if not _is_preamble(node)), None)
-    guarded = {name for node in _inside(first) for name in _imported(node)} if _catches_import_error(first) else set()
-    if not setup.source.startswith(GUARD) and "shared" not in {name.split(".")[0] for name in guarded}:
+    cell = notebook.by_id.get("course")
+    if cell is None:
+        return  # the rule "cell-ids" says so
+    if cell.source != GUARD:
         lines = textwrap.indent(GUARD, "    ")
-        yield "setup", f"must begin with these lines, for a reader who has the notebook alone:\n{lines}"
+        yield "course", f"must be these lines, for a reader who has the notebook alone:\n{lines}"
+    if not cell.is_folded:
+        yield "course", f"must be folded, since it teaches nothing: {FOLDED}"
 
 
 def _is_preamble(node: ast.stmt) -> bool:
@@ -157,14 +157,15 @@ def _only_defines(cell: Cell) -> bool:
 def folding(notebook: Notebook) -> Iterator[Complaint]:
     drawing = _names_that(notebook, _PLOTTING | _from_plotting(notebook))
     printing = _names_that(notebook, _PRINTING)
-    fixed = {"setup", "device", "data"} | {cell.id for cells in notebook.exercises.values() for cell in cells.values()}
+    fixed = {"course", "setup", "device", "data"}
+    fixed |= {cell.id for cells in notebook.exercises.values() for cell in cells.values()}
     needed = _needed_below(notebook)
     for cell in notebook.code:
         if cell.is_folded != ("hide-input" in cell.tags) or cell.metadata.get("jupyter", {}).keys() - {"source_hidden"}:
             yield cell.id, f"is half folded; a folded cell has the metadata {FOLDED}"
             continue
         draws = bool(_roots(cell.nodes) & drawing)
-        if cell.is_folded and not draws:
+        if cell.is_folded and not draws and cell.id != "course":
             yield cell.id, "is folded, but draws nothing; show its code"
         if cell.is_folded or not draws or cell.id in fixed or _says(cell, printing):
             continue

@@ -10,7 +10,7 @@ from course.rules.table import Complaint, rule
 
 TAGS = ("nbval-check-output", "optional", "hide-input")
 CELL_METADATA = ("tags", "nbgrader", "jupyter", "editable", "deletable", "slideshow")
-GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Owns", "Uses")
+GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Teaches", "Builds on")
 MAX_BYTES = 3_000_000
 
 # id → the H2 heading that its cell starts with; None where another rule looks at the cell
@@ -19,6 +19,7 @@ OPENING = {
     "glance": None,
     "objectives": "Learning objectives",
     "setup-heading": "Setup",
+    "course": None,
     "setup": None,
     "device": None,
     "data": None,
@@ -40,7 +41,7 @@ REQUIRED_IDS = {
     "TEMPLATE_ALGORITHM.ipynb": OPENING | CLOSING,
     "TEMPLATE_CAPSTONE.ipynb": OPENING | _CAPSTONE | CLOSING,
 }
-_CODE_IDS = ("setup", "device", "data")
+_CODE_IDS = ("course", "setup", "device", "data")
 
 
 @rule("file-name")
