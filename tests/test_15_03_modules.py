@@ -14,9 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-tables mini-module mini-module-list split-vit two-vits rule rule-find rule-results report apply-rule remap
-    split-to-fused stems moves tied-net exit-net exit-class exit-route skip residual gate gate-loss flops-of
-    assert-partition norms successor replace-modules weight-norm lazy-scale lazy-scale-class norm-linear
+    mini-tables mini-walk mini-module mini-module-list split-vit two-vits rule split-to-fused rule-find rule-complete
+    rule-results entry apply-rule report remap stems moves tied-net exit-net exit-class exit-route skip residual gate
+    gate-loss flops-of assert-partition norms successor replace-modules weight-norm lazy-scale lazy-scale-class
+    norm-linear
 """
 
 
@@ -111,9 +112,9 @@ class TestRouting:
         assert seen == [int((exits >= k).sum()) for k in range(3) if (exits >= k).any()]
 
 
-class TestResidual:
+class TestStochasticDepth:
     def test_a_row_keeps_the_whole_block_or_nothing(self, lesson):
-        net = lesson.Residual(nn.Identity(), survive=0.5)
+        net = lesson.StochasticDepth(nn.Identity(), survive=0.5)
         torch.manual_seed(0)
         x = torch.ones(200, 3, 2)
         added = net(x) - x
@@ -123,7 +124,7 @@ class TestResidual:
     def test_a_block_that_never_survives_is_refused(self, lesson):
         for survive in (0.0, -0.5, 1.5):
             with pytest.raises(ValueError, match="above 0"):
-                lesson.Residual(nn.Identity(), survive=survive)
+                lesson.StochasticDepth(nn.Identity(), survive=survive)
 
     def test_a_gated_net_is_copied_after_its_loss_and_runs_under_autocast(self, lesson):
         net = nn.Sequential(lesson.Gated(nn.Linear(4, 4), 4), nn.Linear(4, 3))
@@ -280,8 +281,8 @@ class TestRemap:
             ((r"x", "y"), "matches no key"),
             ((r"(a|b)", "c"), "both claim 'c'"),
             ((r"a", "b"), "both claim 'b'"),
-            ((("a", "nowhere"), "c"), "of 2 sources"),
-            (((r"a()", r"(\w?)"), "c"), "of 2 sources"),
+            ((("a", "nowhere"), "c"), "2 keys that belong together"),
+            (((r"a()", r"(\w?)"), "c"), "2 keys that belong together"),
             (("a", ("c", "d"), lambda t: (t, t, t)), "3 tensors for 2 targets"),
             (("a", ("c", "d"), lambda t: t), "1 tensors for 2 targets"),
             (("a", ("c", "c"), lambda t: (t, t)), "two of the targets are the same"),

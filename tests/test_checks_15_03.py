@@ -21,8 +21,8 @@ from course.exercise_form import student_source
 from shared.checks import topic_15_03 as check
 
 CELLS = """
-    mini-tables mini-module flops-of norms assert-partition norm-linear rule rule-find rule-results report apply-rule
-    remap split-to-fused stems moves
+    mini-tables mini-walk mini-module flops-of norms assert-partition norm-linear rule split-to-fused rule-find
+    rule-complete rule-results entry apply-rule report remap stems moves
 """
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
@@ -586,18 +586,18 @@ WRONG_SURGERY = {
                 "    report.left = []\n    result = {k: result[k] for k in target if k in result}\n" + _COMPLETE,
             )
         ),
-        "unplanned key",
+        "that is left over",
     ),
     "keys without the prefix dropped": (
         prepared(lambda state, _: {key: value for key, value in state.items() if key.startswith("_orig_mod.")}),
-        "unplanned key[\\s\\S]*ema",
+        "that is left over[\\s\\S]*ema",
     ),
     "the last of two keys": (
         prepared(lambda state, _: {f"_orig_mod.{key.removeprefix('_orig_mod.')}": state[key] for key in state}),
-        "unplanned key",
+        "that is left over",
     ),
-    "drops blocks": (prepared(_keeps_planned_blocks), "unplanned key[\\s\\S]*blocks.2"),
-    "left over without its name": (surgery(("left over: {report.left}", "left over")), "unplanned key"),
+    "drops blocks": (prepared(_keeps_planned_blocks), "that is left over[\\s\\S]*blocks.2"),
+    "left over without its name": (surgery(("left over: {report.left}", "left over")), "that is left over"),
     "missing is filled from the target": (
         prepared(lambda state, target: {"_orig_mod.patch.bias": target["patch.bias"], **state}),
         "nothing fills",

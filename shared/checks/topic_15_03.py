@@ -196,7 +196,7 @@ def convert(trial: Trial, answer: Any) -> None:
         raises(trial, words[0], partial(answer, state, _target(**{"classes": 2, **sizes}), [0, 3]), ValueError, *words)
 
     state = _checkpoint(3)
-    with trial.group("an unplanned key raises ValueError with its name", hint="what does a dot match?", see=3):
+    with trial.group("a key that is left over raises ValueError with its name", hint="what does a dot match?", see=3):
         for key in ("_orig_mod.blocks.0.steps", "ema", "norm.weight"):
             refused({**state, key: torch.zeros(8)}, key.removeprefix(_PREFIX))
         dotted = {key.replace("0.self_attn.out", "0.self_attn_out"): state[key] for key in state}
