@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course.answers import answers, definitions
 
 CELLS = """
-    mini-node mini-recorder mini-proxy mini-operators mini-tracer verdict verified function-writes writes effect
-    fold fusion-cases fusion-parts fusion-kinds to-grid grids observer fake-quant integer-weight
-    to-integer aten-norm fold-exported
+    mini-node mini-recorder mini-proxy mini-operators mini-tracer verdict verified fold fusion-cases fusion-parts
+    fusion-kinds to-grid grids observer fake-quant integer-weight to-integer aten-norm fold-exported
 """
 NETS = {"googlenet": {"init_weights": False, "aux_logits": False}}
 

@@ -17,7 +17,7 @@ from course.answers import answers, definitions
 from course.exercise_form import student_source
 from shared.checks import topic_15_06 as check
 
-CELLS = "function-writes writes effect fusion-kinds to-grid grids observer fake-quant"
+CELLS = "fusion-kinds to-grid grids observer fake-quant"
 GIVEN = definitions("15-06", *CELLS.split())
 ANSWERS = answers("15-06", given=GIVEN)
 STUBS = answers("15-06", edit=student_source, given=GIVEN)
