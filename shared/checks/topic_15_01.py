@@ -34,11 +34,7 @@ def _hooks(model: nn.Module) -> list[tuple[int, str, int]]:
     """Every hook on the model's modules and parameters, and on all modules of the process."""
     found = []
     for number, owner in enumerate((every_module, *model.modules(), *model.parameters())):
-        kinds = (
-            ("_backward_hooks", "_post_accumulate_grad_hooks")
-            if isinstance(owner, Tensor)
-            else vars(owner)
-        )
+        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(owner, Tensor) else vars(owner)
         for kind in kinds:
             registered = getattr(owner, kind)
             if "hooks" in kind and isinstance(registered, dict):
@@ -46,9 +42,7 @@ def _hooks(model: nn.Module) -> list[tuple[int, str, int]]:
     return found
 
 
-def _same_hooks(
-    trial: Trial, case: str, model: nn.Module, before: list[tuple[int, str, int]]
-) -> None:
+def _same_hooks(trial: Trial, case: str, model: nn.Module, before: list[tuple[int, str, int]]) -> None:
     after = _hooks(model)
     changes = {"more": len({*after} - {*before}), "gone": len({*before} - {*after})}
     trial.equal(case, changes, {"more": 0, "gone": 0})
@@ -61,9 +55,7 @@ def _nodes(loss: Tensor) -> list[Node]:
     """Every node behind a loss."""
     found = [loss.grad_fn]
     for node in found:
-        found += {target for target, _ in node.next_functions if target is not None}.difference(
-            found
-        )
+        found += {target for target, _ in node.next_functions if target is not None}.difference(found)
     return found
 
 
@@ -89,18 +81,14 @@ _OPERATIONS = (
 
 def _random_graph() -> tuple[Tensor, list[Tensor]]:
     """A loss and up to three inputs that are a part of it: leaves, results, one of two outputs, the loss itself."""
-    made = [
-        torch.randn(2, requires_grad=random.random() < 0.8) for _ in range(random.randint(2, 4))
-    ]
+    made = [torch.randn(2, requires_grad=random.random() < 0.8) for _ in range(random.randint(2, 4))]
     made[0].requires_grad_()
     for _ in range(random.randint(1, 9)):
         made += random.choice(_OPERATIONS)(*random.choices(made, k=3))
     loss = made[0].sum() + sum(t.sum() for t in random.sample(made, min(len(made), 3)))
     nodes = set(_nodes(loss))
     parts = [t for t in (*made, loss) if t.requires_grad and get_gradient_edge(t).node in nodes]
-    grads = torch.autograd.grad(
-        loss, parts, retain_graph=True, allow_unused=True
-    )  # of two outputs one may be no part
+    grads = torch.autograd.grad(loss, parts, retain_graph=True, allow_unused=True)  # of two outputs one may be no part
     parts = [part for part, grad in zip(parts, grads, strict=True) if grad is not None]
     return loss, random.choices(parts, k=random.randint(1, 3))
 
@@ -113,35 +101,20 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
     ran, got = _watched(loss, lambda: answer(loss, [x]))
     form = type(got).__name__
     right = isinstance(got, set | frozenset)
-    trial.needs(
-        "returns a set",
-        right,
-        expected="a set of nodes",
-        got=form,
-        hint="what does the signature return?",
-    )
-    with trial.group(
-        "the nodes are those that torch.autograd.grad runs",
-        hint="which nodes lead to which?",
-        see=1,
-    ):
+    trial.needs("returns a set", right, expected="a set of nodes", got=form, hint="what does the signature return?")
+    with trial.group("the nodes are those that torch.autograd.grad runs", hint="which nodes lead to which?", see=1):
         for _ in range(60):
             loss, inputs = _random_graph()
             want, _ = _watched(loss, partial(torch.autograd.grad, loss, inputs, retain_graph=True))
             got = set(answer(loss, list(inputs)))
             strange = {type(node).__name__ for node in got if not isinstance(node, Node)}
             trial.equal("what is in the set, and no node", strange, set())
-            found = {
-                "not found": [n.name() for n in want - got],
-                "too many": [n.name() for n in got - want],
-            }
+            found = {"not found": [n.name() for n in want - got], "too many": [n.name() for n in got - want]}
             names = ", ".join(get_gradient_edge(t).node.name() for t in inputs)
             case = f"a graph of {len(_nodes(loss))} nodes, those of the inputs: {names}"
             trial.that(case, not any(found.values()), expected=f"{len(want)} nodes", got=found)
     hint = "does something of yours compute a gradient?"
-    trial.that(
-        "no node is run", not ran, expected="none ran", got=f"{len(ran)} ran", hint=hint, see=1
-    )
+    trial.that("no node is run", not ran, expected="none ran", got=f"{len(ran)} ran", hint=hint, see=1)
     hint = "how deep do your calls nest, and how often is a node visited?"
     with trial.group("long chains and many paths take less than a second", hint=hint, see=2):
         # What takes twice as long for each doubling more fails before it takes for ever.
@@ -158,12 +131,7 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
                     took.append(perf_counter() - start)
                 limit = 0.15 if size < 60 else 1.0
                 fast = min(took) < limit
-                trial.that(
-                    f"{size} {kind}",
-                    fast,
-                    expected=f"less than {limit} s",
-                    got=f"{min(took):.2f} s",
-                )
+                trial.that(f"{size} {kind}", fast, expected=f"less than {limit} s", got=f"{min(took):.2f} s")
                 if not fast:  # reached only where this item is left out
                     break
 
@@ -174,13 +142,7 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
 def _needs_function(trial: Trial, answer: Any, like: str) -> None:
     right = isinstance(answer, type) and issubclass(answer, Function)
     hint = f"see how `{like}` is declared"
-    trial.needs(
-        "is an autograd Function",
-        right,
-        expected="a class derived from Function",
-        got=answer,
-        hint=hint,
-    )
+    trial.needs("is an autograd Function", right, expected="a class derived from Function", got=answer, hint=hint)
 
 
 def _tensors(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -191,9 +153,7 @@ def _tensors(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     yield f"every second column, {dtype}", torch.randn(3, 8, dtype=dtype)[:, ::2]
 
 
-def _sent_back(
-    apply: Callable[..., Tensor], x: Tensor, grad_output: Tensor, *more: Any
-) -> tuple[Tensor, ...]:
+def _sent_back(apply: Callable[..., Tensor], x: Tensor, grad_output: Tensor, *more: Any) -> tuple[Tensor, ...]:
     """What a Function sends back; between its forward and its backward it is called on something else."""
     y = apply(x, *more)
     apply(0.1 * x, *more)
@@ -220,25 +180,16 @@ class _Memory(TorchFunctionMode):
         return {made.cdata: size for made, size in self.made if not made.expired()}
 
 
-def _kept(
-    apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32
-) -> tuple[int, int, int]:
+def _kept(apply: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> tuple[int, int, int]:
     """Bytes of an input of 64 elements, and of all else, that outlive the output of a call, wherever they are kept,
     while its node lives; and what is left of both when the node is gone."""
     leaf = torch.randn(64, dtype=dtype, requires_grad=True)
     with _Memory() as memory:
         x = leaf * 1
         y = apply(x)
-    node, later = (
-        y.grad_fn,
-        y + 0,
-    )  # in torch 2.11 what is saved for backward is kept by a graph only, not by Python
+    node, later = y.grad_fn, y + 0  # in torch 2.11 what is saved for backward is kept by a graph only, not by Python
     own = x.untyped_storage()._cdata
-    plain = [
-        value
-        for value in vars(node).values()
-        if isinstance(value, list | tuple | bytes | np.ndarray)
-    ]
+    plain = [value for value in vars(node).values() if isinstance(value, list | tuple | bytes | np.ndarray)]
     python = sum(sys.getsizeof(value) for value in plain if np.size(value) > 16)  # a shape is fine
     del x, y, plain
     sizes = memory.alive()
@@ -266,30 +217,13 @@ def swish(trial: Trial, answer: Any) -> None:
     ]
     hint = "compare forward with the formula, and its shape and dtype with x's; does a line write into x?"
     with trial.group("the value is x · sigmoid(x), and x stays as it is", hint=hint, see=3):
-        samples(
-            trial, answer.apply, F.silu, [Sample(text, x.requires_grad_()) for text, x in cases]
-        )
-        samples(
-            trial,
-            answer.apply,
-            F.silu,
-            [Sample(*one) for one in _tensors(torch.bfloat16)],
-            rtol=0.05,
-            atol=0.05,
-        )
+        samples(trial, answer.apply, F.silu, [Sample(text, x.requires_grad_()) for text, x in cases])
+        samples(trial, answer.apply, F.silu, [Sample(*one) for one in _tensors(torch.bfloat16)], rtol=0.05, atol=0.05)
     hint = "take one x of one call through the formula, see the contract of backward; what is written to?"
-    with trial.group(
-        "the gradient is grad_output · f'(x), and grad_output stays as it is", hint=hint, see=1
-    ):
+    with trial.group("the gradient is grad_output · f'(x), and grad_output stays as it is", hint=hint, see=1):
         pair = partial(_sent_back, answer.apply), partial(_sent_back, F.silu)
         sent = [Sample(text, x.detach().requires_grad_(), torch.randn_like(x)) for text, x in cases]
-        sent += [
-            Sample(
-                "an expanded grad_output",
-                torch.randn(3, 4).requires_grad_(),
-                torch.randn(()).expand(3, 4),
-            )
-        ]
+        sent += [Sample("an expanded grad_output", torch.randn(3, 4).requires_grad_(), torch.randn(()).expand(3, 4))]
         samples(trial, *pair, sent)
     hint = "can autograd follow backward, from x and from grad_output?"
     with trial.group("gradcheck and gradgradcheck accept it", hint=hint, see=2, free=True):
@@ -336,15 +270,7 @@ def _numbers(levels: int, dtype: torch.dtype) -> Tensor:
     one = torch.tensor([1.0, -1.0], dtype=dtype)
     beside = torch.cat([torch.nextafter(one, 0 * one), torch.nextafter(one, 2 * one)])
     far = torch.tensor([1.01, -1.01, 1e4, -1e4, torch.inf, -torch.inf], dtype=dtype)
-    return torch.cat(
-        [
-            level.to(dtype),
-            *((level + by * step).to(dtype) for by in (near, -near)),
-            one,
-            beside,
-            far,
-        ]
-    )
+    return torch.cat([level.to(dtype), *((level + by * step).to(dtype) for by in (near, -near)), one, beside, far])
 
 
 @exercise(
@@ -366,12 +292,8 @@ def quantise(trial: Trial, answer: Any) -> None:
         cases += [(f"7 levels, {text}", x, 7) for text, x in _tensors(dtype)]
     hint = "take one x through your steps: which are the levels, which is nearest, in which dtype? Is x written to?"
     with trial.group("the value is the nearest level, and x stays as it is", hint=hint, see=1):
-        samples(
-            trial, answer.apply, _quantised, [Sample(text, x, levels) for text, x, levels in cases]
-        )
-        elsewhere = Sample(
-            "the device 'meta', which stands for a GPU", torch.empty(3, device="meta"), 4
-        )
+        samples(trial, answer.apply, _quantised, [Sample(text, x, levels) for text, x, levels in cases])
+        elsewhere = Sample("the device 'meta', which stands for a GPU", torch.empty(3, device="meta"), 4)
         samples(trial, answer.apply, _quantised, [elsewhere], look=lambda y, *_: str(y.device))
     hint = "at one place: what comes in, what was |x| in this call? Is infinity times 0 always 0? What is written to?"
     item = "the gradient is grad_output where |x| <= 1, and 0 elsewhere, and grad_output stays as it is"
@@ -384,12 +306,7 @@ def quantise(trial: Trial, answer: Any) -> None:
         sent.append(Sample("an expanded grad_output", x, torch.randn(()).expand(5), 4))
         pair = partial(_sent_back, answer.apply), partial(_sent_back, _quantised)
         samples(trial, *pair, sent, rtol=0.0, atol=0.0)
-    with trial.group(
-        "keeps at most one byte for each element",
-        hint="what has backward to know?",
-        see=2,
-        free=True,
-    ):
+    with trial.group("keeps at most one byte for each element", hint="what has backward to know?", see=2, free=True):
         for dtype in (torch.float32, torch.float64):
             own, other, left = _kept(lambda x: answer.apply(x, 7), dtype)
             text = f"64 elements, {dtype}"
@@ -438,10 +355,7 @@ class _Recorder:
         modules = dict(self.model.named_modules())
         chosen = {name: modules[name] for name in self.names}
         self.activations = {name: [] for name in chosen}
-        self.handles = [
-            module.register_forward_hook(partial(self.keep, name))
-            for name, module in chosen.items()
-        ]
+        self.handles = [module.register_forward_hook(partial(self.keep, name)) for name, module in chosen.items()]
         return self
 
     def keep(self, name: str, module: nn.Module, args: tuple, output: Tensor) -> None:
@@ -452,9 +366,7 @@ class _Recorder:
             handle.remove()
 
 
-def _block(
-    kind: Any, net: nn.Module, x: Tensor, error: BaseException | None = None
-) -> dict[str, Any]:
+def _block(kind: Any, net: nn.Module, x: Tensor, error: BaseException | None = None) -> dict[str, Any]:
     """All that shows of a net that computes and learns in a recorder's block."""
     torch.manual_seed(1)
     recorder = kind(net, list(_NAMES))
@@ -469,11 +381,7 @@ def _block(
         if is_stub(caught):
             raise
         raised = caught
-    found = {
-        "output": y,
-        "random numbers": torch.rand(2),
-        "modes": [module.training for module in net.modules()],
-    }
+    found = {"output": y, "random numbers": torch.rand(2), "modes": [module.training for module in net.modules()]}
     found |= {f"{name}.grad": p.grad for name, p in net.named_parameters()}
     return {
         "computes": found,
@@ -507,42 +415,26 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     same = partial(samples, trial, partial(_block, answer), partial(_block, _Recorder))
     item = "each name has a list, with the output of each call as it was then"
     with trial.group(item, hint="what does __enter__ return?"):
-        trial.equal(
-            "as recorder gives the recorder",
-            _block(answer, _Net(), torch.randn(3, 4))["entered"],
-            True,
-        )
+        trial.equal("as recorder gives the recorder", _block(answer, _Net(), torch.randn(3, 4))["entered"], True)
     with trial.group(item, hint="who adds to which list?", see=4):
         same(cases, look=_lengths)
     with trial.group(item, hint="whose output is it, and is its memory written to later?", see=2):
         same(cases, look=lambda found, *_: found["recorded"])
-    with trial.group(
-        "recordings are detached", hint="what does a stored output still refer to?", free=True
-    ):
+    with trial.group("recordings are detached", hint="what does a stored output still refer to?", free=True):
         for name, tensors in _block(answer, _Net(), torch.randn(3, 4))["recorded"].items():
-            trial.equal(
-                f"some of {name!r} require a gradient", any(t.requires_grad for t in tensors), False
-            )
+            trial.equal(f"some of {name!r} require a gradient", any(t.requires_grad for t in tensors), False)
     hint = "what do your hooks return, and what else do your lines change?"
-    with trial.group(
-        "the model computes and learns as without the recorder", hint=hint, see=4, free=True
-    ):
+    with trial.group("the model computes and learns as without the recorder", hint=hint, see=4, free=True):
         same(cases, look=lambda found, *_: found["computes"])
     net = _Net()
     x = torch.randn(3, 4)
     before = _hooks(net)
-    with trial.group(
-        "your hooks are gone, others' are there", hint="which handles are yours?", see=3
-    ):
+    with trial.group("your hooks are gone, others' are there", hint="which handles are yours?", see=3):
         _block(answer, net, x)
         _same_hooks(trial, "after a block", net, before)
         with answer(net, ["block"]):
             late = net.block1.register_forward_hook(_nothing)
-        trial.equal(
-            "somebody else's hook from within the block is there",
-            late.id in net.block1._forward_hooks,
-            True,
-        )
+        trial.equal("somebody else's hook from within the block is there", late.id in net.block1._forward_hooks, True)
         late.remove()
         _block(answer, net, x, ValueError())
         _same_hooks(trial, "after an exception", net, before)
@@ -550,22 +442,12 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
-        trial.equal(
-            "hooks of the second of two recorders, when the first ends",
-            len(_hooks(net)) - len(before),
-            1,
-        )
+        trial.equal("hooks of the second of two recorders, when the first ends", len(_hooks(net)) - len(before), 1)
         second.__exit__(None, None, None)
-    with trial.group(
-        "an exception goes on", hint="what does __exit__ return, or raise?", see=3, free=True
-    ):
+    with trial.group("an exception goes on", hint="what does __exit__ return, or raise?", see=3, free=True):
         for error in (KeyError(), ValueError(), GeneratorExit()):
-            trial.equal(
-                repr(error), _block(answer, _Net(), x, error)["raised"], "the block's exception"
-            )
-    with trial.group(
-        "the recordings stay after an exception", hint="what does __exit__ do with them?"
-    ):
+            trial.equal(repr(error), _block(answer, _Net(), x, error)["raised"], "the block's exception")
+    with trial.group("the recordings stay after an exception", hint="what does __exit__ do with them?"):
         recorded = _block(answer, _Net(), x, ValueError())["recorded"]
         trial.equal("recordings of 'block1'", len(recorded.get("block1", [])), 1)
     net = _Net()
@@ -578,19 +460,13 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     net = _Net()
     before = _hooks(net)
     hint = "when is a name looked up, and what was registered or removed before it raised?"
-    with trial.group(
-        "an unknown name raises KeyError on entering, and leaves no hook", hint=hint, see=1
-    ):
+    with trial.group("an unknown name raises KeyError on entering, and leaves no hook", hint=hint, see=1):
         for name in ("nowhere", "block.7", "block1.weight"):
             recorder = answer(net, ["block1", name])
             raises(trial, f"entering with the name {name!r}", recorder.__enter__, KeyError, name)
             _same_hooks(trial, f"after entering with the name {name!r}", net, before)
-    net = nn.Sequential(nn.Linear(4, 2)).to(
-        "meta"
-    )  # its outputs hold no data, so a copy to the CPU raises
-    with trial.group(
-        "recordings are on the CPU", hint="where are the outputs of a model on a GPU?", free=True
-    ):
+    net = nn.Sequential(nn.Linear(4, 2)).to("meta")  # its outputs hold no data, so a copy to the CPU raises
+    with trial.group("recordings are on the CPU", hint="where are the outputs of a model on a GPU?", free=True):
         recorder = answer(net, ["0"])
         with suppress(NotImplementedError, RuntimeError, TypeError), recorder:
             net(torch.empty(3, 4, device="meta"))
@@ -611,9 +487,7 @@ class _Backwards:
         def counted(tensors: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
             self.count += 1
             given = [t for t in (*tensors, *gradients) if isinstance(t, Tensor)]
-            self.batched += any(
-                is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t) for t in given
-            )
+            self.batched += any(is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t) for t in given)
             return run(tensors, gradients, *args, **kwargs)
 
         self._patch = patch.object(torch.autograd, "_engine_run_backward", counted)
@@ -632,9 +506,7 @@ class _Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(4, 5)
-        self.body = nn.Sequential(
-            nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        )
+        self.body = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
         self.side = nn.Linear(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -673,9 +545,7 @@ def _image_norms(trial: Trial, answer: Any) -> None:
         "one layer": nn.Linear(3, 4),
         "one layer without a bias": nn.Linear(3, 2, bias=False),
         "branches": _Branches(),
-        "deep": nn.Sequential(
-            *(nn.Sequential(nn.Linear(3, 3, bias=i % 2 == 0), nn.Tanh()) for i in range(6))
-        ),
+        "deep": nn.Sequential(*(nn.Sequential(nn.Linear(3, 3, bias=i % 2 == 0), nn.Tanh()) for i in range(6))),
     }
     cases = {torch.float32: [], torch.float64: []}
     for dtype, found in cases.items():
@@ -683,23 +553,13 @@ def _image_norms(trial: Trial, answer: Any) -> None:
             for number in (1, 2, 9):
                 x = 3 * torch.randn(number, 3, dtype=dtype)
                 y = torch.randint(2, (number,))
-                found.append(
-                    Sample(f"{text}, {number} images, {dtype}", copy.deepcopy(net).to(dtype), x, y)
-                )
+                found.append(Sample(f"{text}, {number} images, {dtype}", copy.deepcopy(net).to(dtype), x, y))
     with trial.group("a tensor (N,) in the dtype of x", hint="in which dtype do you add up?"):
         both = [*cases[torch.float32], *cases[torch.float64]]
-        samples(
-            trial,
-            answer,
-            _norms_one_by_one,
-            both,
-            look=lambda norms, *_: (tuple(norms.shape), str(norms.dtype)),
-        )
+        samples(trial, answer, _norms_one_by_one, both, look=lambda norms, *_: (tuple(norms.shape), str(norms.dtype)))
     hint = "which layers and biases, what becomes of the sum, in which dtype? And is each image's loss whole?"
     with trial.group("the norm of each image's own gradient", hint=hint, see=2):
-        same = partial(
-            samples, trial, answer, _norms_one_by_one, look=lambda norms, *_: norms.double()
-        )
+        same = partial(samples, trial, answer, _norms_one_by_one, look=lambda norms, *_: norms.double())
         same(cases[torch.float64])
         same(cases[torch.float32], rtol=1e-4)
     net = _Branches()
@@ -717,44 +577,21 @@ def _image_norms(trial: Trial, answer: Any) -> None:
         got = answer(net, x, y)
     detached = isinstance(got, Tensor) and not got.requires_grad
     trial.that("is detached", detached, expected="no graph", got="a graph", hint="who keeps it?")
-    trial.equal(
-        "calls the model once", len(calls), 1, hint="how can one call serve all images?", see=1
-    )
+    trial.equal("calls the model once", len(calls), 1, hint="how can one call serve all images?", see=1)
     found = {"backwards": backwards.count, "for many losses at once": backwards.batched}
     hint = "what does one backward of the sum tell of each image and layer?"
-    trial.equal(
-        "runs one backward", found, {"backwards": 1, "for many losses at once": 0}, hint=hint, see=1
-    )
+    trial.equal("runs one backward", found, {"backwards": 1, "for many losses at once": 0}, hint=hint, see=1)
 
     ends = {}
-    errors = (
-        ("a call", None, y),
-        ("an error of the loss", None, y + 7),
-        ("one of the model", EOFError(), y),
-    )
+    errors = ("a call", None, y), ("an error of the loss", None, y + 7), ("one of the model", EOFError(), y)
     for case, error, labels in errors:
         net.error = error
         ends[case] = outcome(lambda labels=labels: answer(net, x, labels))
-        with trial.group(
-            "your hooks are gone, others' are there",
-            hint="which lines always run?",
-            see=3,
-            free=True,
-        ):
+        with trial.group("your hooks are gone, others' are there", hint="which lines always run?", see=3, free=True):
             _same_hooks(trial, f"after {case}", net, hooks)
-        with trial.group(
-            "each .grad is what it was", hint="which functions write to .grad?", see=3, free=True
-        ):
-            trial.equal(
-                f"after {case}",
-                snapshot({name: p.grad for name, p in net.named_parameters()}),
-                grads,
-            )
-    want = {
-        "a call": "no exception",
-        "an error of the loss": "IndexError",
-        "one of the model": "EOFError",
-    }
+        with trial.group("each .grad is what it was", hint="which functions write to .grad?", see=3, free=True):
+            trial.equal(f"after {case}", snapshot({name: p.grad for name, p in net.named_parameters()}), grads)
+    want = {"a call": "no exception", "an error of the loss": "IndexError", "one of the model": "EOFError"}
     trial.equal("an exception goes on", ends, want, hint="who catches it?", free=True)
 
 
@@ -787,9 +624,7 @@ def _by_matrices(params: list[Tensor]) -> torch.optim.Optimizer:
 
 _MAKERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
-    "SGD with momentum": partial(
-        torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True
-    ),
+    "SGD with momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True),
     "Adam": partial(torch.optim.Adam, lr=0.01),
     "SGD with weight decay on matrices": _by_matrices,
 }
@@ -799,9 +634,7 @@ def _step_in_backward(
     model: nn.Module, make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
 ) -> Callable[[], object]:
     """Stand-in: one optimizer a parameter, stepped by its post-accumulate hook."""
-    optimizers = {
-        param: make_optimizer([param]) for param in model.parameters() if param.requires_grad
-    }
+    optimizers = {param: make_optimizer([param]) for param in model.parameters() if param.requires_grad}
 
     def step(param: Tensor) -> None:
         optimizers[param].step()
@@ -811,9 +644,7 @@ def _step_in_backward(
     return lambda: [handle.remove() for handle in handles]
 
 
-def _train(
-    start: Any, net: _TiedNet, make: Any, data: list[tuple[Tensor, Tensor, int, float]]
-) -> Any:
+def _train(start: Any, net: _TiedNet, make: Any, data: list[tuple[Tensor, Tensor, int, float]]) -> Any:
     """Train by backward alone, or, without a `start`, by the usual loop; then return what `start` did."""
     made = start(net, make) if start else None
     optimizer = None if start else make([p for p in net.parameters() if p.requires_grad])
@@ -825,12 +656,8 @@ def _train(
     return made
 
 
-def _data(
-    dtype: torch.dtype, *rounds: tuple[int, float]
-) -> list[tuple[Tensor, Tensor, int, float]]:
-    return [
-        (torch.randn(8, 6, dtype=dtype), torch.randn(8, 3, dtype=dtype), *one) for one in rounds
-    ]
+def _data(dtype: torch.dtype, *rounds: tuple[int, float]) -> list[tuple[Tensor, Tensor, int, float]]:
+    return [(torch.randn(8, 6, dtype=dtype), torch.randn(8, 3, dtype=dtype), *one) for one in rounds]
 
 
 @exercise(
@@ -852,23 +679,11 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
     late: list[Tensor] = []
 
     def look(param: Tensor) -> None:  # what arrives now may still be dealt with after this hook
-        late.extend(
-            p
-            for p in arrived
-            if p is not param and (p.grad is not None or torch.equal(p, start[p]))
-        )
+        late.extend(p for p in arrived if p is not param and (p.grad is not None or torch.equal(p, start[p])))
 
-    handles = [
-        p.register_post_accumulate_grad_hook(look) for p in learn
-    ]  # before the answer's hook, and behind it
+    handles = [p.register_post_accumulate_grad_hook(look) for p in learn]  # before the answer's hook, and behind it
     undo = answer(net, _MAKERS["SGD"])
-    trial.needs(
-        "returns a function",
-        callable(undo),
-        expected="a function",
-        got=repr(undo),
-        hint="see the signature",
-    )
+    trial.needs("returns a function", callable(undo), expected="a function", got=repr(undo), hint="see the signature")
     handles += [p.register_post_accumulate_grad_hook(look) for p in learn]
     handles += [p.register_post_accumulate_grad_hook(arrived.append) for p in learn]
     _train(lambda *_: None, net, None, _data(torch.float32, (0, 1.0)))
@@ -883,23 +698,13 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
     item = "each parameter is updated and its gradient dropped before the next one comes"
     trial.equal(item, found, dict.fromkeys(found, 0), hint=hint, see=2)
 
-    rounds = [
-        (0, 1.0),
-        (0, 1.0),
-        (1, 1.0),
-        (0, 0.0),
-        (1, 1.0),
-        (0, 1e6),
-        (0, float("nan")),
-    ]  # head, factor of the loss
+    rounds = [(0, 1.0), (0, 1.0), (1, 1.0), (0, 0.0), (1, 1.0), (0, 1e6), (0, float("nan"))]  # head, factor of the loss
     cases = []
     for name, make in _MAKERS.items():
         for dtype in (torch.float32, torch.bfloat16):
             for count in (2, 6, 7):
                 data = _data(dtype, *rounds[:count])
-                cases.append(
-                    Sample(f"{name}, {dtype}, {count} backwards", _TiedNet().to(dtype), make, data)
-                )
+                cases.append(Sample(f"{name}, {dtype}, {count} backwards", _TiedNet().to(dtype), make, data))
     hint = "what is make_optimizer called with, and how often? Which gradient leads to which step?"
     pair = partial(_train, answer), partial(_train, None)
     parameters = lambda made, net, *_: dict(net.state_dict())  # noqa: E731
@@ -907,18 +712,13 @@ def step_in_backward(trial: Trial, answer: Any) -> None:
         samples(trial, *pair, cases, look=parameters, rtol=0.0, atol=0.0)
 
     other = _TiedNet()
-    for p in (
-        other.frozen.bias,
-        other.unused,
-    ):  # from before the one was frozen, and of another loss
+    for p in (other.frozen.bias, other.unused):  # from before the one was frozen, and of another loss
         p.grad = torch.ones_like(p)
     kept = snapshot([other.frozen.bias, other.unused])
     _train(answer, other, _MAKERS["SGD"], _data(torch.float32, (0, 1.0)))
     hint = "which parameters does one step of yours look at?"
     item = "frozen parameters, and those that a backward doesn't reach, stay"
-    trial.equal(
-        item, snapshot([other.frozen.bias, other.unused]), kept, hint=hint, see=1, free=True
-    )
+    trial.equal(item, snapshot([other.frozen.bias, other.unused]), kept, hint=hint, see=1, free=True)
 
     with trial.group("undoing removes your hooks and no others", hint="which handles are yours?"):
         elsewhere = _hooks(other)
