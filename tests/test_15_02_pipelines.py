@@ -24,7 +24,7 @@ CELLS = """
     ex-bucket walk ex-weighted chi-by-hand chi-simulated chi-square with-workers one-epoch private-memory file-names
     draws different-draws draws-fixed write-shard write-shards tar-samples write-manifests read-shard ex-stream
     worker-number decode shared-epoch shuffle-buffer traced-peak resumable-stream placed ex-resume first-batches
-    counted-sampler jittered whole-batches jittered-batches
+    counted-sampler jittered whole-batches shifted-rows jittered-batches
 """
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the notebook's classes reach workers by fork only")
@@ -395,42 +395,19 @@ def test_the_buffers_order_follows_from_the_seed_too(lesson):
     assert len({str(order) for order in (first, *others)}) == 3
 
 
-def test_another_epoch_of_a_stream_starts_from_its_first_sample(lesson):
-    def new():
-        return lesson.ResumableStream([range(9), range(9, 20)], iter, seed=1, buffer=4)
-
-    whole, left = new(), new()
-    epochs = [list(whole) for _ in range(3)]
-    seen = list(itertools.islice(left, 5))
-    left.set_epoch(0)
-    assert seen + list(left) == epochs[0], "the same epoch is continued"
-    list(itertools.islice(left, 5))
-    left.set_epoch(2)
-    assert list(left) == epochs[2]
-
-
 @linux
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_a_stream_resumed_by_places_skips_in_one_epoch_only(lesson, options):
-    def new(places=None):
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stream_resumed_by_places_gives_the_rest_of_its_epoch(lesson, workers):
+    def epoch(places):
         parts = [range(0, 11), range(11, 14), range(14, 30), range(30, 40)]
-        return lesson.WithPlace(lesson.ResumableStream(parts, iter, seed=2, buffer=5), places)
-
-    def loaded(stream):
-        more = {"multiprocessing_context": "fork", "timeout": 60} if options else {}
-        return DataLoader(stream, batch_size=None, **options, **more)
+        stream = lesson.WithPlace(lesson.ResumableStream(parts, iter, seed=2, buffer=5), places)
+        return DataLoader(stream, batch_size=None, **lesson.with_workers(workers))
 
     places, seen = {}, []
-    for worker, taken, sample in itertools.islice(iter(loaded(new())), 15):
+    for worker, taken, sample in itertools.islice(iter(epoch({})), 15):
         places[worker] = taken
         seen.append(sample)
-    stream = new(dict(places))
-    loader = loaded(stream)
-    assert sorted(seen + [sample for _, _, sample in loader]) == list(range(40))
-    for epoch in (1, 2):
-        stream.set_epoch(epoch)
-        assert sorted(sample for _, _, sample in loader) == list(range(40))
-    del loader
+    assert sorted(seen + [sample for _, _, sample in epoch(places)]) == list(range(40))
     assert alive() == 0
 
 

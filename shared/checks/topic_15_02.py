@@ -153,7 +153,7 @@ def bucket(trial: Trial, answer: Any) -> None:
             with trial.group("no index comes twice", hint="is each batch a new list?"):
                 often = Counter(itertools.chain.from_iterable(batches))
                 trial.equal(case, [index for index, times in often.items() if times > 1], [])
-            with trial.group("len() is the number of batches", hint="does each bucket have a short batch?", see=3):
+            with trial.group("len() is the number of batches", hint="do short batches count in this case?", see=3):
                 trial.equal(case, len(sampler), len(batches))
 
     lengths, size, boundaries = apart
@@ -176,10 +176,10 @@ def bucket(trial: Trial, answer: Any) -> None:
     with trial.group("the same epoch gives the same batches", hint="when is your generator made?", see=2):
         sampler = answer(*mixed)
         first = _epoch(sampler)
-        trial.equal("`iter` called again", _epoch(sampler), first)
+        trial.equal("first batch, `iter` called again", str(_epoch(sampler)[0]), str(first[0]))
         later = _epoch(sampler, 3)
-        trial.equal("back in epoch 0", _epoch(sampler, 0), first)
-        trial.equal("another object, epoch 3", _epoch(answer(*mixed), 3), later)
+        trial.equal("first batch, back in epoch 0", str(_epoch(sampler, 0)[0]), str(first[0]))
+        trial.equal("first batch, another object, epoch 3", str(_epoch(answer(*mixed), 3)[0]), str(later[0]))
     with trial.group("a bucket's indices are shuffled, then cut", hint="which indices share a batch, in which epoch?"):
         sampler = answer([5] * 64, 8, [10])
         first, second = ({frozenset(batch) for batch in _epoch(sampler, number)} for number in (0, 1))
@@ -333,8 +333,8 @@ def weighted(trial: Trial, answer: Any) -> None:
         for what, favoured in _single_precision().items():
             held = int(favoured[draws].sum())
             whole = int(favoured.sum())
-            case = f"two million equal weights; those whom {what} favour"
-            fits(case, [held, 60_000 - held], [whole, _MANY - whole], ["they", "the others"])
+            case = f"two million equal weights; {what} draw some too often"
+            fits(case, [held, 60_000 - held], [whole, _MANY - whole], ["these", "the other indices"])
     with trial.group("without replacement no index comes twice", hint="what do you remember of a draw?", see=2):
         for weights, count in ((some, 6), (some, 3), ([1.0] * 50, 50), ([1000.0, 1.0, 1.0], 3)):
             trial.equal(f"{count} draws of {len(weights)}", len(set(drawn(weights, count, False))), count)
