@@ -184,6 +184,10 @@ class Several(nn.Module):
         return self.last(self.lstm(x)[0])
 
 
+def with_layers(model, x):
+    return torch.export.unflatten(torch.export.export(model, (x,)))
+
+
 class TestCompareModels:
     @pytest.mark.parametrize("name", ["layers.0", "layers.2", "inner.0"])
     def test_the_first_step_finds_the_layer_of_a_trace(self, lesson, name):
@@ -206,7 +210,7 @@ class TestCompareModels:
 
     def test_equal_models(self, lesson):
         model, x = Functional().eval(), torch.randn(3, 4)
-        for other in (copy.deepcopy(model), lesson.traced(model, x), torch.export.export(model, (x,))):
+        for other in (copy.deepcopy(model), lesson.traced(model, x), with_layers(model, x)):
             assert lesson.compare_models(model, other, (x,)) is None
         body, x = lesson.Body().eval(), torch.rand(2, 1, 28, 28)
         assert lesson.compare_models(body, lesson.scripted(body), (x,)) is None
@@ -221,7 +225,7 @@ class TestCompareModels:
         if kind == "trace":
             other = lesson.traced(other, x)
         elif kind == "export":
-            other = torch.export.export(other, (x,))
+            other = with_layers(other, x)
         found = lesson.compare_models(model, other, (x,))
         assert found[0] == name
 
@@ -232,7 +236,7 @@ class TestCompareModels:
         if kind == "trace":
             other = lesson.traced(other, x)
         elif kind == "export":
-            other = torch.export.export(other, (x,))
+            other = with_layers(other, x)
         assert lesson.compare_models(model, other, (x,))[0] == ""
 
     def test_an_exception_is_a_difference(self, lesson):
@@ -248,9 +252,8 @@ class TestCompareModels:
             with torch.no_grad():
                 other.last.bias[1] += 0.5
             with quiet():
-                right, wrong = (
-                    torch.export.export(m, (x,)) if kind == "export" else lesson.traced(m, x) for m in (model, other)
-                )
+                convert = with_layers if kind == "export" else lesson.traced
+                right, wrong = convert(model, x), convert(other, x)
             assert lesson.compare_models(model, right, (x,)) is None
             assert lesson.compare_models(model, wrong, (x,))[0] == "last"
 
@@ -340,7 +343,7 @@ class TestWithoutPython:
     def test_the_stored_result_is_shown_without_a_compiler(self, lesson, tmp_path, capsys):
         names = {**vars(lesson), "folder": tmp_path, "build": None, "package_path": None}
         names |= {"images": torch.rand(3, 1, 28, 28), "enhance": lesson.Enhance(lesson.Body()).eval()}
-        for cell in ("infer", "infer-run"):
+        for cell in ("finish-build", "infer", "infer-run"):
             run_source(SOURCES[cell], cell, names)
         assert "stored result" in capsys.readouterr().out
 
