@@ -24,9 +24,8 @@ from course.skeleton import skeleton
 DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
 NEEDED = """
-    Batch CUTS FIXES GALLERY HEALTHY KINDS PROGRESS STAGES TORCH WRONG animals as_bytes channels_last cleared_after
-    cleared_early device images is_animal labels never_cleared one_off permuted reshaped scaled_bytes test train
-    x_test x_train y_test y_train
+    Batch CUTS FIXES GALLERY HEALTHY KINDS PROGRESS STAGES TORCH WRONG animals as_bytes cleared_after cleared_early
+    device images is_animal labels never_cleared one_off scaled_bytes test train x_test x_train y_test y_train
 """
 
 
@@ -253,13 +252,13 @@ class TestDiagnose:
                 found = suspects(lesson, broken())
                 alarms += [(name, suspect) for suspect in suspects(lesson, mended())]
             right += [name] * bool(found and found[0].name == expected)
-        assert len(lesson.GALLERY) == 24
+        assert len(lesson.GALLERY) == 21
         assert len(right) == len(lesson.GALLERY), set(lesson.GALLERY) - set(right)
         assert not alarms
 
     def test_no_alarm_on_healthy_models(self, lesson):
         unusual = {**lesson.HEALTHY, **more_healthy(lesson)}
-        assert len(unusual) >= 8
+        assert len(unusual) >= 7
         for seed in range(2):
             for name, make in unusual.items():
                 torch.manual_seed(seed)
@@ -281,6 +280,7 @@ class TestDiagnose:
             if len(calls) % 2 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
+            return loss.item()
 
         assert suspects(lesson, lesson.patient(step=step)) == []
 
@@ -439,8 +439,6 @@ class TestDiagnoseBeyondTheGallery:
         assert self.first(lesson, with_closure(lesson, clears=False)) == "gradients pile up"
 
     def test_other_bugs(self, lesson):
-        minus = lesson.patient(loss_fn=lambda z, y: -F.cross_entropy(z, y))
-        assert self.first(lesson, minus) == "wrong sign"
         constant = lesson.patient(nn.Sequential(lesson.Net(1), nn.Softmax(1)), F.mse_loss, brightness(lesson))
         assert self.first(lesson, constant) == "no update"
         rooted = script_with(lesson, [lesson.register_blocks, lesson.leave_out_softmax])
@@ -573,9 +571,6 @@ class TestWhatReadersMet:
     def test_losses_that_want_something_else(self, lesson):
         softmax = nn.Sequential(lesson.Net(), nn.Softmax(1))
         assert self.names(lesson, lesson.patient(softmax, F.nll_loss))[0] == "log softmax missing"
-        descending = lesson.climbing()
-        descending.loss_fn = lambda z, y: -F.cross_entropy(z, y)
-        assert self.names(lesson, descending) == []
 
 
 class TestTheInheritedScript:
@@ -648,11 +643,6 @@ class TestWatching:
         assert suspect.name == "gradients pile up"
         assert suspect.evidence.startswith("8 gradients")
 
-    def test_nan_in_the_weights_of_a_step_that_returns_nothing(self, lesson):
-        one = lesson.far_too_fast()
-        one.step = lambda *arguments: lesson.plain_step(*arguments) and None
-        assert suspects(lesson, one)[0].name == "nan in loop"
-
     def test_outputs_that_are_kept_or_changed_in_place(self, lesson):
         def step(model, loss_fn, batch, optimizer):
             z = model(batch[0])
@@ -689,11 +679,6 @@ class TestWatching:
         x, _ = lesson.patient().batch
         one = lesson.patient(nn.Sequential(lesson.Net(2), nn.Softmax(1)), batch=(x, lesson.is_animal[:512].long()))
         assert suspects(lesson, one)[0].name == "softmax twice"
-
-    def test_what_is_done_on_purpose_is_passed_over(self, lesson):
-        one = lesson.head_only()
-        assert suspects(lesson, one)[0].name == "not in optimizer"
-        assert [s for s in lesson.diagnose(one, on_purpose=["not in optimizer"]) if s.name != "not checked"] == []
 
 
 class TestAnomalyLine:
