@@ -17,16 +17,15 @@ from check_protocol import MODULE
 from torch import nn
 from torch.autograd import gradcheck
 
+from course.needs import needed
+from course.skeleton import skeleton
+
 (PATH,) = MODULE.glob("15-09_*.ipynb")
 DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
 NEEDED = """
-    Batch FIXES GALLERY HEALTHY KINDS KNOWN Log ORDER PROGRESS STAGES TORCH WATCHERS WRONG animals apart
-    as_bytes bare batch_writer broadcast carried channels_last cleared_after cleared_early device each_batch
-    early elsewhere flat flattened images in_place is_animal labels left_behind log_probabilities logit_net
-    mislabelled mixed_up moves_along never_cleared on_data one_off over_batch permuted plain_list plain_tensor
-    reshaped returns scaled_bytes squashed_net stays stays_behind test train unscaled whole_losses with_logits
-    x_test x_train y_test y_train
+    Batch CUTS FIXES GALLERY HEALTHY KINDS PROGRESS STAGES TORCH WRONG animals as_bytes cleared_after cleared_early
+    device images is_animal labels never_cleared one_off scaled_bytes test train x_test x_train y_test y_train
 """
 
 
@@ -36,6 +35,13 @@ def _kept(node):
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     names = {leaf.id for target in targets if target for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
     return isinstance(node, DEFINING) or names & set(NEEDED.split())
+
+
+def script_with(lesson, fixes):
+    """The inherited script with these fixes."""
+    lesson.FIXES.clear()
+    lesson.FIXES.update(enumerate(fixes))
+    return lesson.script_so_far()
 
 
 def suspects(lesson, p):
@@ -51,6 +57,7 @@ def lesson():
         if cell["cell_type"] == "code":
             nodes = [node for node in ast.parse("".join(cell["source"])).body if _kept(node)]
             exec(compile(ast.Module(nodes, []), cell["id"], "exec"), namespace)
+            namespace["report"] = lambda label, p: None  # the gallery's cases print what the doctor says of them
     torch.manual_seed(0)
     return SimpleNamespace(**namespace)
 
@@ -245,13 +252,13 @@ class TestDiagnose:
                 found = suspects(lesson, broken())
                 alarms += [(name, suspect) for suspect in suspects(lesson, mended())]
             right += [name] * bool(found and found[0].name == expected)
-        assert len(lesson.GALLERY) == 26
+        assert len(lesson.GALLERY) == 21
         assert len(right) == len(lesson.GALLERY), set(lesson.GALLERY) - set(right)
         assert not alarms
 
     def test_no_alarm_on_healthy_models(self, lesson):
         unusual = {**lesson.HEALTHY, **more_healthy(lesson)}
-        assert len(unusual) >= 8
+        assert len(unusual) >= 7
         for seed in range(2):
             for name, make in unusual.items():
                 torch.manual_seed(seed)
@@ -260,7 +267,7 @@ class TestDiagnose:
     def test_the_gradient_of_the_plainest_net_is_right_for_many_starts(self, lesson):
         for seed in range(25):
             torch.manual_seed(seed)
-            found = lesson.examine(lesson.patient(), [lesson.wrong_gradient])
+            found = lesson.examine(lesson.patient(), {"wrong gradient": lesson.wrong_gradient})
             assert {suspect.name for suspect in found} <= {"not checked"}, seed
 
     def test_accumulation_on_purpose_is_no_pile(self, lesson):
@@ -273,6 +280,7 @@ class TestDiagnose:
             if len(calls) % 2 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
+            return loss.item()
 
         assert suspects(lesson, lesson.patient(step=step)) == []
 
@@ -324,10 +332,8 @@ class TestDiagnose:
                 return super().forward(x.flatten(1))
 
         one = lesson.patient(Counting())
-        buffer = one.model.calls
         suspects(lesson, one)
-        assert one.model.calls is buffer
-        assert buffer == 0
+        assert one.model.calls == 0
 
     def test_a_model_that_cannot_be_copied(self, lesson):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
@@ -346,7 +352,7 @@ class TestDiagnose:
         one.optimizer = torch.optim.Adam(lesson.Net().parameters())  # another model's
         assert suspects(lesson, one)[0].name == "not in optimizer"
         one = lesson.patient(step=lambda model, loss_fn, batch, optimizer: 0.0)
-        assert suspects(lesson, one)[0].name == "no step"
+        assert suspects(lesson, one)[0].name == "no update"
 
 
 def with_rates(lesson, make):
@@ -413,11 +419,7 @@ class TestDiagnoseBeyondTheGallery:
         stays = partial(lesson.evaluating, back=False)
         assert self.first(lesson, lesson.patient(Functional(), step=stays)) == "trained in evaluation mode"
         (note,) = lesson.diagnose(lesson.patient(Functional(always=True)))
-        assert note == ("not checked", "images mixed: two passes in evaluation mode differ")
-
-    def test_a_mode_that_changes_nothing_is_no_finding(self, lesson):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-        assert self.first(lesson, lesson.patient(model, step=partial(lesson.evaluating, back=False))) is None
+        assert note == ("not checked", "images mixed, two passes in evaluation mode differ")
 
     def test_rates(self, lesson):
         rates = torch.optim.lr_scheduler
@@ -425,7 +427,7 @@ class TestDiagnoseBeyondTheGallery:
             (lambda o: rates.StepLR(o, 6, 0.1), "learning rate collapses"),
             (lambda o: rates.ExponentialLR(o, 0.9), "learning rate collapses"),
             (lambda o: rates.CosineAnnealingLR(o, 6), "learning rate collapses"),  # up again at the end
-            (lambda o: rates.LambdaLR(o, lambda n: 0.0), "learning rate collapses"),
+            (lambda o: rates.LambdaLR(o, lambda n: 0.0), "no update"),
             (lambda o: rates.LambdaLR(o, lambda n: min(n / 100, 1.0)), None),  # warm-up from 0
             (lambda o: rates.CosineAnnealingLR(o, 50), None),
             (lambda o: rates.OneCycleLR(o, 0.01, total_steps=100), None),
@@ -437,11 +439,9 @@ class TestDiagnoseBeyondTheGallery:
         assert self.first(lesson, with_closure(lesson, clears=False)) == "gradients pile up"
 
     def test_other_bugs(self, lesson):
-        minus = lesson.patient(loss_fn=lambda z, y: -F.cross_entropy(z, y))
-        assert self.first(lesson, minus) == "wrong sign"
         constant = lesson.patient(nn.Sequential(lesson.Net(1), nn.Softmax(1)), F.mse_loss, brightness(lesson))
-        assert self.first(lesson, constant) == "gradients cleared"
-        rooted = lesson.inherited([lesson.register_blocks, lesson.leave_out_softmax])
+        assert self.first(lesson, constant) == "no update"
+        rooted = script_with(lesson, [lesson.register_blocks, lesson.leave_out_softmax])
         assert self.first(lesson, rooted) == "nan in backward"
 
     def test_gradients_at_kinks_and_in_float32_are_not_judged(self, lesson):
@@ -499,6 +499,17 @@ class TestDiagnoseBeyondTheGallery:
         assert named == [False, True]
 
 
+class TestGrading:
+    def test_an_answer_that_asks_the_doctor_gets_one_with_all_checks(self, lesson):
+        course = skeleton("15-09")
+        above = course.before(next(task for task in course.tasks if task.cell == "ex-ward"))
+        chosen = needed({"diagnose"}, [one.binds for one in above], lambda index: above[index].uses)
+        taken = "\n".join(above[index].source for index in chosen)
+        for stage, checks in lesson.STAGES.items():
+            assert checks
+            assert all(f"STAGES['{stage}']['{name}']" in taken for name in checks)
+
+
 class TestWhatReadersMet:
     """Bugs, false alarms and crashes that outside readers found in an earlier doctor."""
 
@@ -539,12 +550,6 @@ class TestWhatReadersMet:
         one.step = lesson.never_cleared
         assert suspects(lesson, one)[0].name == "gradients pile up"
 
-    def test_a_compiled_model_is_examined(self, lesson):
-        one = lesson.patient(torch.compile(lesson.Net(), backend="eager"))
-        assert suspects(lesson, one) == []
-        one.step = lesson.never_cleared
-        assert suspects(lesson, one)[0].name == "gradients pile up"
-
     def test_exceptions_are_findings(self, lesson):
         as_numpy = lesson.Net(middle=lambda h: torch.from_numpy(h.numpy()))
         assert self.names(lesson, lesson.patient(as_numpy)) == ["the script raises"]
@@ -566,26 +571,6 @@ class TestWhatReadersMet:
     def test_losses_that_want_something_else(self, lesson):
         softmax = nn.Sequential(lesson.Net(), nn.Softmax(1))
         assert self.names(lesson, lesson.patient(softmax, F.nll_loss))[0] == "log softmax missing"
-        descending = lesson.climbing()
-        descending.loss_fn = lambda z, y: -F.cross_entropy(z, y)
-        assert self.names(lesson, descending) == []
-
-    def test_a_parameter_that_the_step_makes_anew(self, lesson):
-        def step(model, loss_fn, batch, optimizer):
-            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
-            return lesson.plain_step(model, loss_fn, batch, optimizer)
-
-        one = lesson.patient(step=step)
-        weight = one.model.head.weight
-        value = weight.detach().clone()
-        assert self.names(lesson, one) == ["parameter replaced"]
-        assert one.model.head.weight is weight
-        assert torch.equal(weight, value)
-
-    def test_a_hidden_state_is_put_back(self, lesson):
-        one = lesson.patient(lesson.Rows(detach=True))
-        assert suspects(lesson, one) == []
-        assert one.model.state is None
 
 
 class TestTheInheritedScript:
@@ -600,7 +585,7 @@ class TestTheInheritedScript:
         ]
         named = []
         for count in range(len(fixes) + 1):
-            found = suspects(lesson, lesson.inherited(fixes[:count]))
+            found = suspects(lesson, script_with(lesson, fixes[:count]))
             named += [suspect.name for suspect in found[:1]] or [None]
         assert named == [
             "not registered",
@@ -611,19 +596,15 @@ class TestTheInheritedScript:
             "graphs kept",
             None,
         ]
-        wrong = lesson.inherited([lesson.use_safe_root, lesson.register_blocks, lesson.leave_out_softmax])
+        wrong = script_with(lesson, [lesson.use_safe_root, lesson.register_blocks, lesson.leave_out_softmax])
         assert suspects(lesson, wrong)[0].name == "wrong gradient"
 
     def test_the_fixes_help_and_dropout_pays_later(self, lesson):
-        before = [lesson.use_right_root, lesson.register_blocks, lesson.leave_out_softmax]
-        accuracies = {}
-        for steps in (150, 600):
-            for fixes in (before, [*before, lesson.count_at_once]):
-                script = lesson.inherited(fixes)
-                script.run(steps)
-                accuracies[steps, len(fixes)] = lesson.test_accuracy(script.model)
-        assert accuracies[150, 3] > accuracies[150, 4]
-        assert accuracies[600, 3] < accuracies[600, 4]
+        script_with(lesson, [lesson.use_right_root, lesson.register_blocks, lesson.leave_out_softmax])
+        loss_without, accuracy_without = lesson.trained_longer(0, dropout=False)
+        loss_with, accuracy_with = lesson.trained_longer(0, dropout=True)
+        assert loss_without < loss_with
+        assert 20 < accuracy_without < accuracy_with
 
 
 class TestWatching:
@@ -660,12 +641,7 @@ class TestWatching:
 
         (suspect,) = suspects(lesson, lesson.patient(step=step))
         assert suspect.name == "gradients pile up"
-        assert ": 8," in suspect.evidence
-
-    def test_nan_in_the_weights_of_a_step_that_returns_nothing(self, lesson):
-        one = lesson.far_too_fast()
-        one.step = lambda *arguments: lesson.plain_step(*arguments) and None
-        assert suspects(lesson, one)[0].name == "nan in loop"
+        assert suspect.evidence.startswith("8 gradients")
 
     def test_outputs_that_are_kept_or_changed_in_place(self, lesson):
         def step(model, loss_fn, batch, optimizer):
@@ -703,18 +679,6 @@ class TestWatching:
         x, _ = lesson.patient().batch
         one = lesson.patient(nn.Sequential(lesson.Net(2), nn.Softmax(1)), batch=(x, lesson.is_animal[:512].long()))
         assert suspects(lesson, one)[0].name == "softmax twice"
-
-    def test_what_is_done_on_purpose_is_passed_over(self, lesson):
-        one = lesson.head_only()
-        assert suspects(lesson, one)[0].name == "not in optimizer"
-        assert [s for s in lesson.diagnose(one, on_purpose=["not in optimizer"]) if s.name != "not checked"] == []
-
-    def test_one_reason_is_said_once(self, lesson):
-        x, _ = lesson.patient().batch
-        one = lesson.patient(nn.Conv2d(3, 2, 3, padding=1), batch=(x, (x[:, 0] > 0).long()))
-        notes = [suspect.evidence for suspect in lesson.diagnose(one)]
-        assert len(notes) == len({note.split(": ")[1] for note in notes})
-        assert any("softmax twice, sigmoid twice" in note for note in notes)
 
 
 class TestAnomalyLine:
