@@ -1,0 +1,1 @@
+"""For the lesson of 15-05: compilations that must not take long."""
