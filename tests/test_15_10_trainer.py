@@ -30,12 +30,11 @@ from shared.launcher import launch
 from shared.lessons.topic_15_10.killed_process import kill_here, launch_killed
 from shared.rank_failures import LaunchError
 
-FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
-    ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log progress
-    ex-file checkpoint aside newest place forward groups metrics default-parts ranks trainer-with-parts synced ex-step
-    own-parts read-means sampler generators final-trainer fingerprint ex-state trace job load-weights schedule ema
-    leave health
-    update-ratio"""
+FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals
+    listeners ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log
+    progress ex-file simple-checkpoint checkpoint aside newest place forward groups metrics default-parts ranks
+    trainer-with-parts synced ex-step own-parts read-means sampler generators final-trainer fingerprint ex-state
+    trace job load-weights schedule ema load-averages leave health update-ratio"""
 ROOT = Path(__file__).parent.parent
 
 
@@ -376,6 +375,21 @@ def test_logged_numbers_are_those_of_their_step(lesson):
     assert [row["lr"] for row in log.rows] == pytest.approx([1e-3 * 0.5**n for n in range(9)])
 
 
+def test_each_validation_within_an_epoch_is_logged_at_its_step(lesson):
+    log = lesson.StepLog({"loss": lesson.loss})
+    fitted(lesson, [log], batches(6), batches(2), epochs=2, fit={"validate_every": 4})
+    assert [row["step"] for row in log.rows if "val_loss" in row] == [4, 8, 12]
+
+
+def test_the_averages_of_a_checkpoint_are_those_that_were_validated(lesson, tmp_path):
+    state, ema, other = lesson.RunState(), lesson.EMA(0.5), net(1)
+    keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss")
+    run = fitted(lesson, [ema, keeper], batches(6), batches(2), epochs=1, state=state)
+    lesson.load_averages(other, tmp_path / "best.ckpt")
+    assert run.validate(other, F.cross_entropy, batches(2)) == run.metrics
+    assert run.validate(run.model, F.cross_entropy, batches(2)) != run.metrics
+
+
 def test_several_logs_have_all_columns(lesson, tmp_path):
     norm = lesson.GradientNorm()
     columns = {"loss": lesson.loss, "norm": lambda trainer: norm.norm}
@@ -532,6 +546,15 @@ def test_a_run_that_early_stopping_has_ended_stays_ended_unless_it_gets_more_pat
     assert run(9) == 24
     with pytest.raises(ValueError, match="patience must be at least 1"):
         lesson.EarlyStopping(patience=0)
+
+
+def test_the_first_trainer_can_be_stopped_and_saved(lesson, tmp_path):
+    cells = FRAMEWORK.split()
+    early = SimpleNamespace(**definitions("15-10", "device", *cells[: cells.index("newest")]))
+    given, stopper = early.Scripted([1.0, 2.0, 3.0]), early.EarlyStopping(patience=1)
+    keeper = early.Checkpoint(tmp_path, lambda trainer: {"step": trainer.step}, monitor="val_loss")
+    fitted(early, [given, stopper, keeper], batches(4), epochs=3)
+    assert [int(path.stem[5:]) for path in early.step_files(tmp_path)] == [8, 4]
 
 
 def test_nan_is_no_best_value_and_the_last_best_value_of_a_stopped_run_counts(lesson, tmp_path):
