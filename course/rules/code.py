@@ -116,6 +116,17 @@ def guard(notebook: Notebook) -> Iterator[Complaint]:
         yield "course", f"must be these lines, for a reader who has the notebook alone:\n{lines}"
     if not cell.is_folded:
         yield "course", f"must be folded, since it teaches nothing: {FOLDED}"
+    # a single cell is also run after `setup` alone, as the grader and the tests of the lessons do
+    in_setup, of_guard = _names_imported(notebook.by_id.get("setup")), _names_imported(cell)
+    for other in notebook.code:
+        for name in sorted({node.id for node in other.nodes if isinstance(node, ast.Name)} & of_guard - in_setup):
+            if other is not cell and name not in _names_imported(other):
+                yield other.id, f"uses {name}, which only the cell `course` imports; import it in `setup` too"
+
+
+def _names_imported(cell: Cell | None) -> set[str]:
+    imports = [node for node in (cell.nodes if cell else []) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
 
 
 def _is_preamble(node: ast.stmt) -> bool:
