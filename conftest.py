@@ -1,7 +1,7 @@
 """How pytest works on this course: notebooks as tests, their marks, their order, and what one worker runs as a whole.
 
-An execution of a notebook is a set of tests: its cells under nbval, or one test marked `notebook("edition")` or
-`notebook("rehearsal")` with a parameter `path`.
+An execution of a notebook is a set of tests: its cells under nbval, or one test marked `notebook("edition")` with a
+parameter `path`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTEBOOKS = "tests/test_notebooks.py"  # executes them
 LAUNCHES = "tests/test_launcher.py"  # long, but each worker that takes tests of it starts a server that imports PyTorch
 ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
 # the longest first, so that no worker waits at the end; of a kind, what has the most tests
-ORDER = ("rehearsal", "nbval", "edition", "slow", "processes")
+ORDER = ("edition", "nbval", "slow", "processes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,7 @@
-"""Run the tests: the notebooks as they are (nbval), their student edition, their rehearsal, and all of tests/.
+"""Run the tests: notebooks as they are (nbval), their student edition on a pretended accelerator, and all of tests/.
 
-A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its three executions and its
-checks' tests. All other options and paths go to pytest; with a path only that is tested, e.g.
+A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its two executions and its checks'
+tests. All other options and paths go to pytest; with a path only that is tested, e.g.
 `python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`.
 """
 
@@ -61,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
     env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
+    env.setdefault("COURSE_TIMING", "rough")  # nobody reads the times
     env.pop(NO_PLUGINS, None)  # nbval is one
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of some hundred processes compiles the project anew
     if _without_notebooks(written, rest):

@@ -1,4 +1,4 @@
-"""Every notebook and template: it runs on a pretended accelerator, and its student edition unsolved, without solutions.
+"""Every notebook and template: its student edition has no solution, and runs unsolved, on a pretended accelerator too.
 
 `--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker.
 """
@@ -13,8 +13,8 @@ from course.environment import ROOT
 from course.execution import execute_blocking, read_notebook
 from course.workbook import BEGIN, END, solutions, student_edition
 
-# nbval runs all as a reader does; here nobody reads times, and 15-05's C++ program isn't built once more
-IN_SHORT = {"COURSE_DATA": "sample", "COURSE_TIMING": "rough", "COURSE_AOTI": "0"}
+# nbval runs all as a reader does; 15-05's C++ program isn't built once more
+IN_SHORT = {"COURSE_DATA": "sample", "COURSE_AOTI": "0"}
 
 
 def pytest_generate_tests(metafunc):
@@ -56,30 +56,40 @@ def test_no_solution_is_left(path):
 
 
 @pytest.mark.notebook("edition")
-def test_edition_runs_unsolved_and_earns_nothing_though_each_check_is_run_twice(path):
-    """The second run of a check cell such as `f = check.f(f)` gets the stand-in that the first one handed out."""
-    edition = student_edition(read_notebook(path)[0])
-    edition.cells = [one for cell in edition.cells for one in (doubled(cell) if is_check(cell) else [cell])]
-    progress = execute_blocking(edition, path.parent, timeout=200, env=IN_SHORT)
+def test_edition_runs_unsolved_where_the_device_is_no_cpu(path):
+    """On a pretended accelerator, where a tensor on the wrong device fails its cell.
+
+    Each check is run three times: on our answer, which gets all points; on the stub, which gets none; and once more, as
+    a cell such as `f = check.f(f)` is by a reader: that gets the stand-in which the run before handed out.
+    """
+    notebook, _ = read_notebook(path)
+    answers = {cell.id: cell for cell in notebook.cells}
+    edition = student_edition(notebook)
+    stubs = {cell.id: cell for cell in edition.cells}
+    cells = []
+    for cell in edition.cells:
+        if is_check(cell):
+            answer = cell.id.removesuffix("-check")
+            cells += [copied(answers[answer], "solved"), copied(cell, "solved"), copied(stubs[answer], "again")]
+        cells += [cell, copied(cell, "again")] if is_check(cell) else [cell]
+    edition.cells = cells
+    progress = execute_blocking(edition, path.parent, timeout=300, rehearse=True, env=IN_SHORT)
     assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"
     for cell in filter(is_check, edition.cells):
         said = text_of(cell)
-        assert said.lower().count("not attempted yet") == 1, f"{path.name}, cell '{cell.id}' said: {said!r}"
         (record,) = [found for output in cell.outputs if (found := output.get("metadata", {}).get("course"))]
-        assert (record["status"], record["points"]) == ("not attempted", 0)
+        if cell.id.endswith("-solved"):
+            assert record["points"] == record["of"] > 0, f"{path.name}, cell '{cell.id}' said: {said!r}"
+        else:
+            assert said.lower().count("not attempted yet") == 1, f"{path.name}, cell '{cell.id}' said: {said!r}"
+            assert (record["status"], record["points"]) == ("not attempted", 0)
 
 
 def is_check(cell):
     return cell.metadata.get("nbgrader", {}).get("grade", False)
 
 
-def doubled(cell):
+def copied(cell, suffix):
     again = copy.deepcopy(cell)
-    again.id = f"{cell.id}-again"
-    return [cell, again]
-
-
-@pytest.mark.notebook("rehearsal")
-def test_no_tensor_is_on_the_wrong_device(path):
-    progress = execute_blocking(read_notebook(path)[0], path.parent, timeout=300, rehearse=True, env=IN_SHORT)
-    assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"
+    again.id = f"{cell.id}-{suffix}"
+    return again
