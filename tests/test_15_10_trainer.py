@@ -32,9 +32,9 @@ from shared.rank_failures import LaunchError
 
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals
     listeners ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log
-    progress ex-file simple-checkpoint checkpoint aside newest place forward groups metrics default-parts ranks
-    trainer-with-parts synced ex-step own-parts read-means sampler generators final-trainer fingerprint ex-state
-    trace job load-weights schedule ema load-averages leave health update-ratio"""
+    progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics default-parts bare
+    ranks trainer-with-parts synced ex-step own-parts read-means sampler generators fingerprint ex-state trace job
+    load-weights schedule ema load-averages leave health update-ratio"""
 ROOT = Path(__file__).parent.parent
 
 
@@ -346,7 +346,7 @@ def test_a_compiled_model_keeps_its_names_and_its_bits(lesson):
             model.compile(backend="eager")
         torch.manual_seed(0)
         net()  # draws as many numbers as before
-        trainer = fitted(lesson, [], batches(), model=compiled)
+        trainer = fitted(lesson, [], batches(), model=compiled, state=lesson.RunState())
         assert same(model, plain)
         assert list(trainer.state.collect(trainer)["model"]) == list(plain.state_dict())
 
@@ -625,7 +625,7 @@ def test_another_run_is_refused_by_name_and_nothing_is_changed(lesson, tmp_path)
         "seed": {"data": loader(data, seed=2)},
         "optimizer: saved SGD, here AdamW": {"make": lambda model: torch.optim.AdamW(model.parameters())},
         "precision: saved fp32, here bf16": {"forward": lesson.Forward("cpu", "bf16")},
-        "batches in a group": {"wrap": lambda d: lesson.Groups(d, 2), "train_step": lesson.GroupStep()},
+        "parts in a group": {"wrap": lambda d: lesson.Groups(d, 2), "train_step": lesson.GroupStep()},
         "persistent workers": {"data": loader(data, num_workers=1, persistent_workers=True)},
     }
     for words, options in cases.items():

@@ -18,7 +18,7 @@ from course.exercise_form import student_source
 from shared.checks import topic_15_10 as check
 
 CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer read-together columns ex-log ex-file
-    place forward groups metrics default-parts ranks trainer-with-parts synced ex-step sampler generators final-trainer
+    place forward groups count-samples metrics default-parts bare ranks trainer-with-parts synced ex-step sampler generators
     fingerprint ex-state"""
 GIVEN = definitions("15-10", "device", *CELLS.split())
 ANSWERS = answers("15-10", given=GIVEN)
@@ -686,7 +686,7 @@ _SCALE = "self.scaler.scale(trainer.loss).backward()"
 WRONG_STEP = {
     "divided by the number": (variant("step", (_SHARE, "(1 / len(group))")), "whole batch"),
     "by the largest": (variant("step", (_SHARE, "(weight / max(weights) / len(group))")), "whole batch"),
-    "always samples": (variant("step", ("self.weigh(batch)", "count_samples(batch)")), "whole batch"),
+    "always samples": (variant("step", ("self.weigh(part)", "count_samples(part)")), "whole batch"),
     "only the loss is weighed": (
         variant("step", (_SCALE, "self.scaler.scale(trainer.loss_fn(output, y) / len(group)).backward()")),
         "whole batch",

@@ -832,24 +832,24 @@ def group_step(trial: Trial, answer: Any) -> None:
          "how often does each moment come, and what is backward called on?", 1, {"factor": 3.0},
          lambda it, sizes: ([*it.calls, _follows(it, 3 * mine(sizes))],
                             ["on_before_backward"] * len(sizes) + ["on_before_step", "on_after_step", _FOLLOWS])),
-        ("old gradients don't count", "what is in the gradients before the first batch?", 1, {"old": True},
+        ("old gradients don't count", "what is in the gradients before the first part?", 1, {"old": True},
          lambda it, sizes: (it.gradient, mine(sizes))),
         ("backward is called on what the scaler has scaled", "what goes through self.scaler, and what doesn't?", None,
          {"scaler": _Scaler()}, lambda it, sizes: (it.gradient, mine(sizes))),
-        ("gradients travel once, with the last batch", "what is computed in the block of synced?", None, {},
+        ("gradients travel once, with the last part", "what is computed in the block of synced?", None, {},
          lambda it, sizes: (it.travelled, [False] * (len(sizes) - 1) + [True])),
     ]  # fmt: skip
     with trial.group("the gradient of the whole batch, by the shares of weigh", hint="what does a batch count?", see=1):
         for weigh in (None, lambda batch: 1.0 + batch[1].sum().item()):
             for seed, sizes in enumerate(groups):
                 found = _stepped(answer, sizes, seed, weigh=weigh)
-                case = f"batches of {sizes}" + ", another weigh" * bool(weigh)
+                case = f"parts of {sizes}" + ", another weigh" * bool(weigh)
                 trial.close(case, found.gradient, found.right["gradient"])
     for demand, hint, see, options, look in table:
         with trial.group(demand, hint=hint, see=see):
             for seed, sizes in enumerate(groups):
                 got, want = look(_stepped(answer, sizes, seed, **options), sizes)
-                case = f"batches of {sizes}"
+                case = f"parts of {sizes}"
                 if isinstance(want, Tensor):
                     trial.close(case, got, want)
                 elif isinstance(want[0], float):
@@ -893,7 +893,7 @@ def _run_state() -> type:
 
 
 def _final_trainer() -> type:
-    """The lesson's last class of this name; the first is an exercise's answer."""
+    """The lesson's second class of this name; the first is an exercise's answer."""
     return _LESSON["fingerprint"].__globals__["Trainer"]
 
 

@@ -86,22 +86,23 @@ class _Idle:
         return iter([self.loss])
 
 
-def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 100) -> dict[str, float]:
+def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 400) -> dict[str, float]:
     """Microseconds of a loop's own work in a step: the model, the loss and the optimizer do nothing.
 
-    Called as in `step_costs`. The ways in turns, fits of 10 and of 510 steps; the difference of the shortest times.
+    Called as in `step_costs`. The ways in turns, fits of 10 and of 110 steps; the difference of the shortest times.
+    The fits take less than a millisecond or two, so that even on a busy machine some of them aren't interrupted.
     """
     rounds = min(rounds, 2) if rough() else rounds
     idle = _Idle()
     shortest: dict[tuple[str, int], float] = {}
     for name, way in [*ways.items()] * rounds:
-        for steps in (SHORT, SHORT + 500):
+        for steps in (SHORT, SHORT + 100):
             batches = [(0, 0)] * steps
             start = time.perf_counter()
             way(idle, idle, lambda output, y: idle.loss, batches)
             seconds = time.perf_counter() - start
             shortest[name, steps] = min(seconds, shortest.get((name, steps), seconds))
-    return {name: (shortest[name, SHORT + 500] - shortest[name, SHORT]) / 500 * 1e6 for name in ways}
+    return {name: (shortest[name, SHORT + 100] - shortest[name, SHORT]) / 100 * 1e6 for name in ways}
 
 
 def lightning_fit(
