@@ -20,7 +20,7 @@ from shared.lessons.topic_15_05 import native
 
 CELLS = """
     traced scripted recorder replay gate agree judge zoo zoo-more scanner layer-calls first-difference compare-models
-    enhance cpp report five
+    enhance report five
 """
 NOTEBOOK = json.loads(next(MODULE.glob("15-05_*.ipynb")).read_text(encoding="utf-8"))
 SOURCES = {cell["id"]: "".join(cell["source"]) for cell in NOTEBOOK["cells"]}
@@ -299,7 +299,7 @@ class TestWithoutPython:
             pytest.skip("no C++ compiler")
         monkeypatch.delenv("COURSE_AOTI", raising=False)
         body, x = lesson.Body().eval(), torch.rand(37, 1, 28, 28)
-        build = native.start_build(lesson.CPP, tmp_path / "infer")
+        build = native.start_build(tmp_path / "infer")
         program = lesson.export_batches(body, x[:2])
         package = native.package(program, tmp_path / "packaged.pt2")
         with quiet():
@@ -325,7 +325,7 @@ class TestWithoutPython:
         monkeypatch.delenv("COURSE_AOTI")
         monkeypatch.setattr(native, "COMPILER", None)
         assert native.package(None, tmp_path / "none.pt2") is None
-        assert native.start_build("", tmp_path / "infer") is None
+        assert native.start_build(tmp_path / "infer") is None
 
     def test_a_compiler_that_fails_leaves_the_package_out(self, tmp_path, monkeypatch, capsys):
         def fails(*args, **options):
