@@ -166,10 +166,11 @@ def _of_scores(result: Any, x: Tensor, *rest: Any) -> Any:
 def scriptable(trial: Trial, answer: Any) -> None:
     """`answer(labels, limit)` is a module; what it returns is what _Report returns, scripted or not."""
     pairs = []
-    for labels in (["cat", "dog", "cow"], ["b", "a", "b", "c"], ["only"]):
-        for limit in (None, 0.0, round(random.uniform(0.1, 0.9), 2), -0.5):
-            options = {} if limit is None else {"limit": limit}
-            pairs.append((_Report(labels, limit), answer(list(labels), **options)))
+    several = ["b", "a", "b", "c"]
+    drawn = round(random.uniform(0.1, 0.9), 2)
+    for labels, limit in ((["cat", "dog", "cow"], None), (several, 0.0), (several, drawn), (["only"], -0.5)):
+        options = {} if limit is None else {"limit": limit}
+        pairs.append((_Report(labels, limit), answer(list(labels), **options)))
     for reference, mine in pairs:
         with trial.group("a state dict of Report loads", hint="compare the names of parameters"):
             mine.load_state_dict(reference.state_dict())

@@ -1,1 +1,1 @@
-"""For the lesson of 15-05: compilations that must not take long."""
+"""For the lesson of 15-05: compilations that must not take long, and what the C++ compiler makes."""
