@@ -182,8 +182,7 @@ def draw_map(
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:
         ax.axhline(found.small / unit, color=COLOURS["ink"], linestyle="--", linewidth=1)
-        if found.small > found.top / 20:
-            ax.text(end, found.small / unit, "small pool ", ha="right", va="top", fontsize=9)
+        ax.text(end, found.small / unit, " small pool", ha="left", va="top", fontsize=9)
     if legend:
         drawn = {span.kind for span in (*found.blocks, *found.segments)}
         handles = [
