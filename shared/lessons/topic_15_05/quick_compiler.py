@@ -1,5 +1,7 @@
 """Inductor in a hurry: what torch.compile and AOTInductor compile in a lesson, where seconds of compilation count."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +15,12 @@ SETTINGS = {
 }
 if hasattr(config.aot_inductor, "precompile_headers"):  # not in each version
     SETTINGS["aot_inductor.precompile_headers"] = False
+
+
+def can_compile() -> bool:
+    """Whether there is a C++ compiler for Inductor, and COURSE_AOTI doesn't forbid its use."""
+    found = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return found and os.name != "nt" and os.environ.get("COURSE_AOTI") != "0"
 
 
 @contextmanager
