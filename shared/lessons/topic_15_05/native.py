@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from shared.lessons.topic_15_05.quick_compiler import quick_compiler
+from shared.quick_compiler import quick_compiler
 from shared.quiet import quiet
 
 COMPILER = None if os.name == "nt" else shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")

@@ -1,24 +1,20 @@
 """For the lesson of 15-06: whether Inductor can compile here, and what the first call of a compiled function costs."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import config
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor.utils import run_and_get_code
 
-# Inductor would try out vector instructions and precompile headers; both take longer than they save here
-_QUICK = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+from shared import quick_compiler
 
 
 def can_compile(device: torch.device) -> bool:
     """Whether there is a compiler for what Inductor writes for this device."""
-    compilers = ("c++", "g++", "clang++")
-    return device.type != "cpu" or any(map(shutil.which, compilers))
+    return device.type != "cpu" or quick_compiler.can_compile()
 
 
 def _synchronize() -> None:
@@ -42,7 +38,7 @@ def compile_and_read(compiled: Callable, x: Tensor) -> tuple[str, float]:
     """
     # without a CUDA toolkit PyTorch would log that it found none
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    with fresh_cache(), torch.no_grad(), config.patch(_QUICK):
+    with quick_compiler.quick_compiler(), torch.no_grad():
         result, seconds = timed(run_and_get_code, compiled, x)
     _, sources = result
     source = sources[0] if sources else ""  # Inductor has none for some devices
