@@ -26,10 +26,10 @@ _DIMS = (1, 2, 3)
 
 def _contrast(images: Tensor) -> Tensor:
     """The reference: the formula in float64, with 0 for uniform images."""
-    x = images.double()
+    x = images.cpu().double()  # MPS has no float64, and the lesson may go on with this one
     uniform = x.amax(_DIMS) == x.amin(_DIMS)
     variance = torch.where(uniform, 1.0, x.var(_DIMS, correction=0))
-    return torch.where(uniform, 0.0, variance.sqrt()).to(images.dtype)
+    return torch.where(uniform, 0.0, variance.sqrt()).to(images)
 
 
 def _images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
