@@ -281,6 +281,19 @@ def test_what_course_and_shared_import_is_declared():
     assert undeclared == set()
 
 
+def test_each_pinned_version_admits_each_python_that_the_readme_names():
+    """Debian 12 has 3.11.2, which a release that wants 3.11.5 shuts out."""
+    pins = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = {canonicalize_name(pin) for pin in pins}
+    shut_out = {
+        found.name: wanted
+        for found in importlib.metadata.distributions()
+        if canonicalize_name(found.name) in pinned and (wanted := found.metadata.get("Requires-Python"))
+        if not all(SpecifierSet(wanted).contains(version) for version in ("3.11.0", "3.12.0", "3.13.0"))
+    }
+    assert shut_out == {}
+
+
 def test_one_place_says_how_ci_tests():
     (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
     calls = re.findall(r"course test(.*)", workflow.read_text(encoding="utf-8"))
