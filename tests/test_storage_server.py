@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.lessons.topic_15_02 import storage_server as storage_module
-from shared.lessons.topic_15_02.storage_server import StorageServer
+from shared.lessons.topic_15_02.storage_server import StorageClient, StorageServer
 
 
 @pytest.fixture
@@ -33,6 +33,13 @@ def test_an_answer_is_the_items_bytes(storage):
         for index in (3, 0, 9, 3):
             ask(connection, index)
             assert list(connection.recv(100)) == [4 * index + k for k in range(4)]
+
+
+def test_a_client_fetches_items(storage):
+    client = StorageClient(storage.port, item_size=4)
+    for index in (3, 0, 9):
+        assert list(client.fetch(index, milliseconds=1)) == [4 * index + k for k in range(4)]
+    client.close()
 
 
 def test_an_answer_is_sent_after_the_wait_and_connections_wait_at_the_same_time(storage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -22,8 +23,8 @@ START_SECONDS = 60.0
 class StorageServer:
     """A process that sends items over loopback connections, as many at once as there are.
 
-    A request is six bytes, `struct.pack(">IH", index, milliseconds)`; the answer is the item's bytes. The process ends
-    with `close`, or with the process that has started it.
+    A `StorageClient` is one of them. A request is six bytes, `struct.pack(">IH", index, milliseconds)`; the answer is
+    the item's bytes. The process ends with `close`, or with the process that has started it.
 
     Attributes:
         port: where it listens, on 127.0.0.1.
@@ -64,6 +65,26 @@ class StorageServer:
             self._process.wait(timeout=10)
         self._process.stdout.close()
         self._folder.cleanup()
+
+
+class StorageClient:
+    """One connection to a StorageServer. Each process needs its own, or it reads the answers of another one."""
+
+    def __init__(self, port: int, item_size: int) -> None:
+        """Args: port: the server's; item_size: bytes of an item."""
+        self._item_size = item_size
+        self._connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._answers = self._connection.makefile("rb")
+
+    def fetch(self, index: int, milliseconds: int) -> bytes:
+        """The bytes of an item, which the server sends after that many milliseconds."""
+        self._connection.sendall(REQUEST.pack(index, milliseconds))
+        return self._answers.read(self._item_size)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._answers.close()
+        self._connection.close()
 
 
 def _serve(path: str, size: int) -> None:
