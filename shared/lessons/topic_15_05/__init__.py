@@ -1,1 +1,1 @@
-"""For the lesson of 15-05: compilations that must not take long, and what the C++ compiler makes."""
+"""For the lesson of 15-05: what prints its tapes, tables and refusals, and what the C++ compiler makes."""
