@@ -33,8 +33,8 @@ from shared.rank_failures import LaunchError
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals
     listeners ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log
     progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics default-parts bare
-    ranks trainer-with-parts synced ex-step own-parts read-means sampler generators fingerprint ex-state trace job
-    load-weights schedule ema load-averages leave health update-ratio"""
+    ranks measure trainer-with-parts synced ex-step own-parts read-means sampler generators fingerprint ex-state trace
+    job load-weights schedule ema load-averages leave health update-ratio"""
 ROOT = Path(__file__).parent.parent
 
 
@@ -802,12 +802,17 @@ def own(data):
     return DataLoader(data, 64, shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
+def loader_of(lesson, kind):
+    sampler = lesson.ResumableSampler  # so that not the whole lesson travels with the loader
+    loaders = {"shuffled": shuffled, "own": own}
+    loaders["resumable"] = lambda data: DataLoader(data, 64, sampler=sampler(len(data), 7))
+    return loaders[kind]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["resumable", "shuffled", "own"])
 def test_interrupted_at_each_step_the_run_ends_with_the_same_bits(lesson, tmp_path, kind, precision):
-    loaders = {"shuffled": shuffled, "own": own}
-    loaders["resumable"] = lambda data: DataLoader(data, 64, sampler=lesson.ResumableSampler(len(data), 7))
-    loader = loaders[kind]
+    loader = loader_of(lesson, kind)
     wanted = everything(lesson, tmp_path / "whole", math.inf, loader, precision)
     for stop in range(1, 10):
         everything(lesson, tmp_path / f"{stop}", stop, loader, precision)
@@ -840,25 +845,27 @@ def test_a_log_that_was_shortened_is_refused(lesson, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_twenty_five_kills_at_random_moments_change_nothing(lesson, tmp_path):
+@pytest.mark.parametrize(("kind", "precision"), [("shuffled", "fp32"), ("resumable", "bf16"), ("own", "fp16")])
+def test_sixty_six_kills_at_random_moments_of_three_jobs_change_nothing(lesson, tmp_path, kind, precision):
+    job = (math.inf, loader_of(lesson, kind), precision)
     names = ("job", "LRSchedule", "EMA")
     part = SimpleNamespace(**{name: getattr(lesson, name) for name in names})
-    seconds, wanted = launch(timed_everything, 1, part, str(tmp_path / "whole"), timeout=60)[0]
+    seconds, wanted = launch(timed_everything, 1, part, str(tmp_path / "whole"), *job, timeout=60)[0]
     dice, moments = random.Random(1510), []
-    for run in range(5):
+    for run in range(4):
         folder, kills = tmp_path / str(run), 0
         while kills < 5:
-            if launch_killed(everything, seconds * dice.uniform(0.1, 0.9), part, str(folder)) is not None:
+            if launch_killed(everything, seconds * dice.uniform(0.1, 0.9), part, str(folder), *job) is not None:
                 break  # it was quicker: the rest of the kills goes to the next run
             kills += 1
             files = lesson.step_files(folder / "checkpoints")
             moments.append(int(files[0].stem[5:]) if files else 0)
-        assert wanted == launch(everything, 1, part, str(folder), timeout=60)[0]
-    while len(moments) < 25:  # one run more for what is missing
+        assert wanted == launch(everything, 1, part, str(folder), *job, timeout=60)[0]
+    while len(moments) < 22:  # of each job; one run more for what is missing
         folder = tmp_path / f"more-{len(moments)}"
-        if launch_killed(everything, seconds * dice.uniform(0.1, 0.5), part, str(folder)) is None:
+        if launch_killed(everything, seconds * dice.uniform(0.1, 0.5), part, str(folder), *job) is None:
             moments.append(0)
-        assert wanted == launch(everything, 1, part, str(folder), timeout=60)[0]
+        assert wanted == launch(everything, 1, part, str(folder), *job, timeout=60)[0]
     assert len(set(moments)) > 2, "killed before anything was saved"
 
 

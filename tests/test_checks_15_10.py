@@ -18,7 +18,7 @@ from course.exercise_form import student_source
 from shared.checks import topic_15_10 as check
 
 CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer read-together columns ex-log ex-file
-    place forward groups count-samples metrics default-parts bare ranks trainer-with-parts synced ex-step sampler generators
+    place forward groups count-samples metrics default-parts bare ranks measure trainer-with-parts synced ex-step sampler generators
     fingerprint ex-state"""
 GIVEN = definitions("15-10", "device", *CELLS.split())
 ANSWERS = answers("15-10", given=GIVEN)

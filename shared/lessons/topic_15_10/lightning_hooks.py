@@ -29,9 +29,13 @@ def lightning_calls() -> list[str]:
 
     Raises:
         ImportError: Lightning is not installed.
+        AttributeError: this version of Lightning lacks a hook that the lesson names.
     """
     import lightning
 
+    missing = [name for name in LIGHTNING_HOOKS if not hasattr(lightning.Callback, name)]
+    if missing:
+        raise AttributeError(f"lightning.Callback has no {', '.join(missing)}")
     heard: list[str] = []
 
     def note(name: str) -> Any:
