@@ -109,6 +109,19 @@ def launch(
             job.show_output()
 
 
+def prepare_launch() -> None:
+    """Start the server that ranks are forked from, in the background, so that the first launch needn't wait for it.
+
+    Without effect where it runs already, and where ranks are spawned.
+    """
+    if sys.platform == "linux":
+        from multiprocessing import forkserver  # Windows has none
+
+        with _prepared_to_start():
+            _context()
+            forkserver.ensure_running()
+
+
 def _environment() -> dict[str, str]:
     """The variables. Where another thread, of another launch say, removes one meanwhile, dict() is a KeyError."""
     found = {name: os.environ.get(name) for name in list(os.environ)}

@@ -482,6 +482,25 @@ def test_ranks_come_from_a_server_that_has_imported_pytorch_already():
     assert imported
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are spawned")
+def test_a_prepared_launch_finds_the_server_there(tmp_path):
+    """In a process of its own: here the server runs already."""
+    script = tmp_path / "prepared.py"
+    script.write_text(
+        "import os, psutil\n"
+        "from shared import launch, prepare_launch\n"
+        "prepare_launch()\n"
+        "before = {child.pid for child in psutil.Process().children()}\n"
+        "prepare_launch()\n"
+        "assert {child.pid for child in psutil.Process().children()} == before\n"
+        "servers = launch(os.getppid, 2, backend='gloo')\n"
+        "assert set(servers) <= before, (servers, before)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=env, timeout=120, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_or_a_killed_kernel_ends_all_ranks(tmp_path):
