@@ -1,0 +1,1 @@
+"""For the lesson of 15-04: random views of images."""
