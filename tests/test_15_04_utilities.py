@@ -311,7 +311,7 @@ class TestShadow:
 
 
 class TestTimes:
-    """The two bars, loosely: the notebook prints the ratios, which lie far from these even on a busy machine."""
+    """The two bars, loosely: the ratios lie far from these even on a busy machine."""
 
     def many(self):
         made = [nn.Parameter(torch.randn(64)) for _ in range(200)]
