@@ -42,12 +42,12 @@ from rich.table import Table
 from rich.text import Text
 
 from course import grade_pages, gradescope
-from course.answers import TargetError
 from course.collecting import CollectingError, Collection, HandedIn, collect
 from course.files import NotWritableError, require_writable, write_whole
 from course.grade_pages import Outcome
 from course.grading import ABSENT, NOT_HANDED_IN, PROBLEMS, UNREADABLE, Graded, GradingLimits, absent, grade, prepare
 from course.judging import BROKEN
+from course.lesson_code import TargetError
 from course.processes import asked_to_end
 from course.submission import Submission
 from course.syllabus import SyllabusError

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from types import FunctionType, ModuleType
 from typing import Any
 
-from course.answers import CHECK, run_source
 from course.confined import say
+from course.lesson_code import CHECK, run_source
 from course.needs import needed, used
 from course.skeleton import Statement, Task, statements
 

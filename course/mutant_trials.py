@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from course import confined, mutants
-from course.answers import CHECK, TargetError, exercises, run_source
 from course.confined import START_SECONDS, Confined, Limits, Stopped, say
 from course.environment import ROOT
+from course.lesson_code import CHECK, TargetError, exercises, run_source
 from course.needs import needed_for, used
 
 LIMITS = Limits()  # what a mutant may take

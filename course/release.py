@@ -20,13 +20,14 @@ import nbformat
 from packaging.requirements import Requirement
 
 from course import start_page, syllabus
+from course.edition import EditionError, student_edition, unlink_missing
 from course.environment import ROOT, requirements
 from course.execution import NotebookError, read_notebook
 from course.files import NotWritableError, require_writable, write_whole
 from course.syllabus import Syllabus
 from course.ways import as_file
 from course.wheel import student_wheel, zipped
-from course.workbook import EditionError, finished, student_edition, unlink_missing
+from course.workbook import finished
 
 README = Path(__file__).with_name("STUDENT_README.md")
 FOR_STUDENTS = ("torch", "torchvision", "jupyter", "ipykernel")  # of requirements.txt; the wheel asks for the rest

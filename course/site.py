@@ -29,13 +29,14 @@ from nbformat.v4 import new_markdown_cell, new_output
 from PIL import Image
 
 from course import ways
+from course.edition import EditionError, student_edition, unlink_missing
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.exercise_form import BEGIN, END, HEADING
 from course.files import NotWritableError, require_writable
 from course.start_page import duration, reading_minutes
 from course.syllabus import Syllabus, SyllabusError, Topic, direct_needs, load
-from course.workbook import EditionError, finished, student_edition, unlink_missing
+from course.workbook import finished
 
 PARTS = Path(__file__).with_name("site_parts")
 NEEDED = {"sphinx": "sphinx", "myst_nb": "myst-nb", "sphinx_book_theme": "sphinx-book-theme",

@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 from course import syllabus
-from course.answers import CHECK, TargetError, exercises
 from course.environment import ROOT
 from course.exercise_form import HEADING, hidden_tests, student_source, without_hidden_tests
+from course.lesson_code import CHECK, TargetError, exercises
 from course.needs import bound, used
 
 

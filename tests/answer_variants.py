@@ -6,7 +6,7 @@ from typing import Any
 
 from check_protocol import MODULE
 
-from course.answers import fresh_namespace, run_source
+from course.lesson_code import fresh_namespace, run_source
 
 
 def sources(number: str) -> dict[str, str]:

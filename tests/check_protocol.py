@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from course import exercise_form, mutate
-from course.answers import answers
+from course.lesson_code import answers
 from course.mutant_trials import prepare, targets
 from shared.checks.exercise import Exercise, exercises_of
 from shared.checks.report import Item, Result

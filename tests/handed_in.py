@@ -5,8 +5,8 @@ import functools
 import json
 from typing import Any
 
-from course.answers import exercises
 from course.exercise_form import student_source
+from course.lesson_code import exercises
 from course.skeleton import editions
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from course.answers import definitions
+from course.lesson_code import definitions
 
 CELLS = "square edges-into small-backward execution-order cube run-node deliver engine"
 lesson = SimpleNamespace(**definitions("15-01", *CELLS.split()))

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, default_collate
 
-from course.answers import definitions
+from course.lesson_code import definitions
 
 CELLS = """
     shuffled in-batches collate mini-loader extra-draws data row-sequences ex-pad pack-collate row-gru padding-waste

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from course.answers import answers, definitions
+from course.lesson_code import answers, definitions
 
 CELLS = """
     mini-tables mini-walk mini-module mini-module-list split-vit two-vits rule split-to-fused rule-find

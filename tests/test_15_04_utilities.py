@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 from torchvision.ops import sigmoid_focal_loss
 
-from course.answers import answers, definitions
+from course.lesson_code import answers, definitions
 from shared import compare
 
 CELLS = """

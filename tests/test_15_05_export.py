@@ -14,7 +14,7 @@ from check_protocol import MODULE
 from torch import nn
 from torch.export import Dim
 
-from course.answers import answers, definitions, run_source
+from course.lesson_code import answers, definitions, run_source
 from shared import quiet
 from shared.lessons.topic_15_05 import native
 

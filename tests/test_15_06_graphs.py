@@ -16,7 +16,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course.answers import answers, definitions
+from course.lesson_code import answers, definitions
 
 CELLS = """
     mini-node mini-recorder mini-proxy mini-operators net is-layer mini-tracer verdict distance verified fold

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from course.answers import definitions
+from course.lesson_code import definitions
 from module_15_advanced_pytorch_internals.recordings.pack_history import pack, state_before
 from shared.histories import FOLDER, Tape, layout, play_back, read_history
 from shared.lessons.topic_15_07.simulated_gpu import SimulatedDriver, load, snapshot

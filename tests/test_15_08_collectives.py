@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course.answers import definitions
+from course.lesson_code import definitions
 from shared import LaunchError, launch
 from shared.lessons.topic_15_08.traffic import recorded
 

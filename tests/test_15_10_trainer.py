@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from course.answers import definitions
+from course.lesson_code import definitions
 from shared.launcher import launch
 from shared.lessons.topic_15_10.killed_process import kill_here, launch_killed
 from shared.rank_failures import LaunchError

@@ -12,8 +12,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_01 as check
 
 GIVEN = definitions("15-01")

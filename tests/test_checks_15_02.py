@@ -12,8 +12,8 @@ from check_protocol import CheckProtocol, idle
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset, get_worker_info
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_02 as check
 
 # ---------------------------------------------------------------- padding with a mask

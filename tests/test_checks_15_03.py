@@ -16,8 +16,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_03 as check
 
 CELLS = """

@@ -13,8 +13,8 @@ from check_protocol import CheckProtocol, idle
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_04 as check
 
 GIVEN = definitions("15-04", "log-probabilities", "widened", "followed", "decay", "shadow")

@@ -14,8 +14,8 @@ from check_protocol import CheckProtocol, idle
 from torch import Tensor, nn
 from torch.export import Dim
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared import quiet
 from shared.checks import topic_15_05 as check
 

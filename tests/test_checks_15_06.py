@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_06 as check
 
 CELLS = "fusion-kinds to-grid grids observer fake-quant"

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from answer_variants import variants
 from check_protocol import CheckProtocol, idle
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared import launch
 from shared.checks import ranks
 from shared.checks import topic_15_08 as check

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from answer_variants import sources, variants
 from check_protocol import CheckProtocol, idle
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_09 as check
 
 GIVEN = definitions(

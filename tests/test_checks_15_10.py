@@ -13,8 +13,8 @@ import torch
 from answer_variants import variants
 from check_protocol import CheckProtocol, idle
 
-from course.answers import answers, definitions
 from course.exercise_form import student_source
+from course.lesson_code import answers, definitions
 from shared.checks import topic_15_10 as check
 
 CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer read-together columns ex-log ex-file

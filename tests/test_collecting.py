@@ -9,8 +9,8 @@ import pytest
 from handed_in import as_file, code, notebook, place, solutions
 
 from course import collecting, renewing, start_page
-from course.answers import TargetError
 from course.collecting import CollectingError, collect
+from course.lesson_code import TargetError
 from course.skeleton import editions, skeleton
 from course.submission import UnreadableError, read_submission
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from course import syllabus
+from course.edition import solutions, student_edition
 from course.environment import ROOT
 from course.execution import execute_blocking, read_notebook
-from course.workbook import BEGIN, END, solutions, student_edition
+from course.exercise_form import BEGIN, END
 
 # nbval runs all as a reader does; 15-05's C++ program isn't built once more
 IN_SHORT = {"COURSE_DATA": "sample", "COURSE_AOTI": "0"}

@@ -24,9 +24,11 @@ import nbformat
 import pytest
 
 from course import guard, release, syllabus
+from course.edition import solutions, student_edition
 from course.environment import ROOT, requirements
 from course.execution import read_notebook
-from course.workbook import BEGIN, END, finished, solutions, student_edition
+from course.exercise_form import BEGIN, END
+from course.workbook import finished
 
 try:
     COMMIT = release.read_commit(ROOT)

@@ -15,7 +15,7 @@ from browser import PHONE, as_phone, chromium, errors, what_is_missing
 from PIL import Image
 
 from course import site, syllabus, ways
-from course.workbook import solutions as solutions_of
+from course.edition import solutions as solutions_of
 
 BOOK = syllabus.load()
 MISSING = [name for module, name in site.NEEDED.items() if importlib.util.find_spec(module) is None]

@@ -16,12 +16,12 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course import renewing, workbook
+from course.edition import EditionError, jupyter_metadata, solutions, student_edition, unlink_missing
 from course.exercise_form import answer_metadata, check_metadata
 from course.kernels import connection
 from course.renewing import EARLIER, EDITIONS_KEPT, OLD_RECORD, RECORDS, write_edition
 from course.selection import Selected
 from course.syllabus import load
-from course.workbook import EditionError, solutions, student_edition
 
 ANSWER = '''\
 class Swish:
@@ -111,7 +111,7 @@ def test_links_to_notebooks_that_are_not_there_become_text(tmp_path):
     text = """See [15-01](15-01_a.ipynb), [15-02](15-02_b.ipynb), [**15-03**, `x[0]`](15-03_c.ipynb#part),
 [here](15-01_a.ipynb#part), [4](15-04_a%20b.ipynb), [site](https://example.org/15-02_b.ipynb), [page](README.md)."""
     notebook = new_notebook(cells=[new_markdown_cell(text), new_code_cell("x = d['[15-02](15-02_b.ipynb)']")])
-    workbook.unlink_missing(notebook, tmp_path)
+    unlink_missing(notebook, tmp_path)
     assert (
         notebook.cells[0].source
         == """See [15-01](15-01_a.ipynb), 15-02, **15-03**, `x[0]`,
@@ -880,7 +880,7 @@ def test_opening_a_notebook_changes_nothing_since_it_has_the_kernel_s_metadata(t
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     specification = KernelSpecManager().get_kernel_spec("python3")
-    metadata = workbook.jupyter_metadata()
+    metadata = jupyter_metadata()
     assert metadata["language_info"] == reply["language_info"]
     assert metadata["kernelspec"] == {
         "name": "python3",

@@ -16,7 +16,7 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     """After the block, model and optimizer are as they were before it, and so are PyTorch's random numbers."""
     weights = copy.deepcopy(model.state_dict())
     state = copy.deepcopy(optimizer.state_dict())
-    modes = {module: module.training for module in model.modules()}
+    was_training = {module: module.training for module in model.modules()}
     grads = {q: q.grad for q in model.parameters()}
     model.zero_grad()  # so that nobody adds to the gradients that are kept here
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -26,7 +26,7 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     finally:
         model.load_state_dict(weights)
         optimizer.load_state_dict(state)
-        for module, training in modes.items():
+        for module, training in was_training.items():
             module.training = training
         for q, grad in grads.items():
             q.grad = grad

@@ -7,9 +7,9 @@ import sys
 import cloudpickle
 import pytest
 
-from course import answers as module
-from course.answers import answers, definitions
+from course import lesson_code as module
 from course.exercise_form import answer_metadata, student_source
+from course.lesson_code import answers, definitions
 
 SOLVED = "def half(x: Later) -> float:\n    ### BEGIN SOLUTION\n    return x / 2\n    ### END SOLUTION"
 
