@@ -106,6 +106,12 @@ def main(argv: "list[str] | None" = None) -> int:
     try:
         if {"-h", "--help"} & set(arguments) and not environment.is_there():
             return _explain(command)
+        if command == "site":
+            if environment.can_build_site():
+                return run_command(command, arguments)
+            if not environment.is_there():  # whoever wants to look first must not wait for PyTorch
+                sys.stderr.write(environment.SITE_ADVICE + "\n")
+                return 1
         if COMMANDS[command][1]:
             status = environment.enter(command, arguments)
             if status is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -38,6 +39,16 @@ PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely
 - The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
+
+# what `python -m course site` imports: requirements-site.txt has it, and PyTorch isn't in it
+FOR_THE_SITE = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "mathjax", "nbclient", "ipykernel", "PIL")
+
+SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB of disk.
+In the course's folder:
+    python3 -m venv .site
+    .site/bin/python -m pip install -r requirements-site.txt -c constraints.txt
+    .site/bin/python -m course site
+(On Windows: py -m venv .site, and .site\\Scripts\\python in place of .site/bin/python.)"""
 
 TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
 the pair in constraints.txt does. Remove both and let them be installed again:
@@ -285,6 +296,11 @@ def unmet(root: Path, command: str) -> list[str]:
         except metadata.PackageNotFoundError:
             problems.append(f"{wanted.name} is missing ({line})")
     return problems
+
+
+def can_build_site() -> bool:
+    """Whether the running Python has what the site is built with."""
+    return all(importlib.util.find_spec(name) for name in FOR_THE_SITE)
 
 
 def is_there() -> bool:
