@@ -378,6 +378,9 @@ def test_the_compact_form_holds_all_of_a_history(lesson, tmp_path):
     moving = [e for e in first.trace if e["action"] != "free_requested"]
     assert again["trace"] == [{key: event[key] for key in keys} for event in moving]
     assert layout(again["after"]) == layout(history["after"])
+    for segment in again["after"]:
+        used = sum(block["size"] for block in segment["blocks"] if block["state"] != "inactive")
+        assert segment["active_size"] == segment["allocated_size"] == used <= segment["total_size"]
     assert again["gpu"] == "none"
     with pytest.raises(FileNotFoundError, match="there are some"):
         read_history("other", tmp_path)

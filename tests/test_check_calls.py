@@ -273,6 +273,13 @@ def test_a_wait_without_end_ends_too_and_the_timer_is_gone_afterwards():
     assert doubling.run(lambda x: 2 * x).status == "passed"
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal")
+def test_a_check_gives_the_alarm_back_to_whoever_had_it():
+    before = signal.getsignal(signal.SIGALRM)
+    assert doubling.run(lambda x: 2 * x).status == "passed"
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
 def test_off_the_main_thread_a_check_has_no_limit_but_works():
     found = []
     thread = threading.Thread(target=lambda: found.append(doubling.run(lambda x: 2 * x).status))

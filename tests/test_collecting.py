@@ -310,6 +310,16 @@ def test_a_zip_file_that_unpacks_to_too_much_is_left(tmp_path, monkeypatch):
     assert ("Ada", TOPIC) in found.handed_in
 
 
+def test_only_a_zip_file_in_another_has_a_limit_of_its_own(tmp_path, monkeypatch):
+    """A whole workbook may be large; what is unpacked into memory must not be."""
+    monkeypatch.setattr(collecting, "INNER_ZIP_SIZE", 10)
+    packed = write(None, {NAME: None})
+    write(tmp_path, {"Ada.zip": packed, "Bo.zip": write(None, {"all.zip": packed})})
+    found = collect(tmp_path)
+    assert set(found.handed_in) == {("Ada", TOPIC)}
+    assert [(bad.student, "more than" in bad.problem) for bad in found.unreadable] == [("Bo", True)]
+
+
 @pytest.mark.parametrize("content", [b"PK\x03\x04 no zip", b"", write(None, {"a.ipynb": None})[:-30]])
 def test_a_damaged_zip_file_is_named(tmp_path, content):
     write(tmp_path, {"Ada.zip": content, "Bo/": b""})

@@ -15,6 +15,7 @@ from handed_in import as_file, notebook, solutions
 
 from course import gradescope
 from course.__main__ import run_command
+from course.grading import Graded
 from course.skeleton import editions, skeleton
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -107,6 +108,15 @@ def test_gradescope_is_told_what_was_wrong_with_the_files(tmp_path):
     assert found["score"] == 0
     assert "x.ipynb: it isn't JSON" in found["output"]
     assert f"Hand in your notebook of {TOPIC}" in found["output"]
+
+
+def test_the_newest_of_several_notebooks_is_graded_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(gradescope, "grade", lambda submission, **_: Graded(submission.topic, ()))
+    for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb"]):
+        (tmp_path / name).write_bytes(b"{" if name == "c.ipynb" else as_file(notebook(TOPIC)))
+        os.utime(tmp_path / name, (1_000_000 + age, 1_000_000 + age))
+    told = gradescope.results(tmp_path, TOPIC)["output"]
+    assert told.startswith("Graded is a.ipynb.\nc.ipynb: it isn't JSON")
 
 
 def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):

@@ -340,6 +340,7 @@ def test_curves_and_bars_label_what_they_draw():
     bars(right, {"one": 1.0, "two": 2.5}, form="{:.1f}")
     assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
     assert right.patches[0].get_width() == 1.0
+    assert right.yaxis_inverted(), "the first bar is on top"
 
 
 def test_a_diagram_can_be_drawn():

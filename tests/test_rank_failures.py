@@ -112,6 +112,14 @@ def test_a_recursion_is_shown_at_both_ends():
     assert sum("more ..." in line for line in lines) == 1
 
 
+@pytest.mark.parametrize(("depth", "told"), [(17, []), (18, ["  ... 2 more ..."])])
+def test_no_line_is_spent_on_leaving_one_frame_out(depth, told):
+    frames = [("<cell>", number, "down") for number in range(depth)]
+    lines = str(failed([Standing(0, "failed", Failure("raised", "raised ValueError: no", 1.0, frames))])).splitlines()
+    assert len(lines) == 18
+    assert [line for line in lines if "more ..." in line] == told
+
+
 def test_the_stack_of_a_rank_is_found_in_faulthandlers_report():
     report = (
         'Thread 0x1:\n  File "/lib/threading.py", line 5 in wait\n\n'

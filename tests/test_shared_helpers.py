@@ -112,7 +112,10 @@ def test_stopwatch_counts_even_if_the_block_raises():
     assert watches[0].seconds >= 0.01
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(2, "2 s"), (0.0123, "12.3 ms"), (4.56e-5, "45.6 µs"), (0, "0 µs")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2, "2 s"), (1, "1 s"), (0.0123, "12.3 ms"), (0.001, "1 ms"), (4.56e-5, "45.6 µs"), (0, "0 µs")],
+)
 def test_pretty_seconds(seconds, text):
     assert pretty_seconds(seconds) == text
 

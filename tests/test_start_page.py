@@ -166,9 +166,10 @@ def test_a_line_that_was_printed_is_no_record(tmp_path):
 
 
 def test_a_copied_check_counts_once(tmp_path):
-    save(tmp_path / "a.ipynb", check_cell("a", 10), check_cell("a", 10, right), check_cell("b", 90, wrong))
-    (progress,), _ = read_progress(tmp_path)
-    assert (progress.exercises, progress.points, progress.done, progress.earned) == (2, 100, 1, 10)
+    for copies in ((None, right), (right, wrong), (wrong, right)):
+        save(tmp_path / "a.ipynb", *(check_cell("a", 10, one) for one in copies), check_cell("b", 90, wrong))
+        (progress,), _ = read_progress(tmp_path)
+        assert (progress.exercises, progress.points, progress.done, progress.earned) == (2, 100, 1, 10)
 
 
 def test_the_best_of_several_editions_counts(tmp_path):

@@ -102,6 +102,16 @@ def test_a_group_is_one_item_named_after_the_case_that_fails():
     assert [line.strip() for line in str(failed).splitlines()[3:5]] == ["got:      2", "(n = 2)"]
 
 
+def test_a_groups_hints_serve_the_cases_that_have_none():
+    def body(trial, **own):
+        with trial.group("small", hint="look", see=1):
+            trial.equal("n = 3", 3, 2, **own)
+
+    for own, told in (({}, ("look", 1)), ({"hint": "count"}, ("count", None)), ({"see": 2}, ("", 2))):
+        failure = judged(lambda trial, own=own: body(trial, **own)).failure
+        assert (failure.hint, failure.see) == told
+
+
 def test_groups_are_not_nested():
     trial = Trial()
     with trial.group("outer"):
