@@ -41,7 +41,16 @@ PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely
 Call the same command again; what was downloaded is kept."""
 
 # what `python -m course site` imports: requirements-site.txt has it, and PyTorch isn't in it
-FOR_THE_SITE = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "mathjax", "nbclient", "ipykernel", "PIL")
+FOR_THE_SITE = (
+    "sphinx",
+    "myst_nb",
+    "sphinx_book_theme",
+    "sphinx_copybutton",
+    "mathjax",
+    "nbclient",
+    "ipykernel",
+    "PIL",
+)
 
 SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB of disk.
 In the course's folder:

@@ -21,6 +21,7 @@ from course.selection import SelectionError, select
 from course.settings import SettingError, check_settings
 
 TAKES_EXTRA_ARGUMENTS = True
+SETTINGS = Path(__file__).with_name("lab_settings")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,5 +64,11 @@ def command(page: Path, extra: list[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """JupyterLab's environment variables: this Python's kernel goes before one of that name that a user installed."""
-    return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    """JupyterLab's environment variables.
+
+    This Python's kernel goes before one of that name that a user installed. lab_settings leaves out nbgrader's buttons,
+    which are for instructors (its *Validate* finds nothing wrong with exercises that nobody has tried), and the question
+    about news.
+    """
+    settings = [str(SETTINGS), *filter(None, os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep))]
+    return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_CONFIG_PATH": os.pathsep.join(settings)}

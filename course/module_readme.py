@@ -60,7 +60,7 @@ def _topics(topics: list[Topic]) -> str:
         title += " (draft)" if topic.is_draft else ""
         requires = ", ".join(topic.prerequisites) or "nothing"
         rows.append((topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires))
-    header = ("#", "Topic", "Key content", "Dataset", "Time", "Category", "Requires")
+    header = ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires")
     return table(header, rows, raw_columns=(1,))
 
 

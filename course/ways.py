@@ -48,10 +48,13 @@ def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
 def how_to_begin(book: Syllabus) -> str:
     """The front page's lines on how to get to work, as Markdown."""
     address = book.module.repository
+    here = "Linux or macOS, in the course's folder; on Windows `py -m course lab`"
     if not address:
         return (
-            "Each notebook's page has a button that downloads it. What it needs besides, the students' bundle, comes "
-            "from whoever handed out the course."
+            f"If you have the course's folder, this opens the student edition in JupyterLab ({here}):\n\n"
+            "    make lab\n\n"
+            "If you have the students' bundle, its `README.md` has the three lines to begin with. Each notebook's page "
+            "here has a button that downloads it, too."
         )
     clone = f"    git clone {address} module-15\n    cd module-15\n    make lab"
     return f"In a browser, each notebook's page opens it in Colab, Kaggle or Binder. On your own machine:\n\n{clone}\n"

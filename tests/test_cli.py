@@ -3,11 +3,13 @@
 import argparse
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,21 @@ def test_where_options_cannot_be_shown_the_way_to_them_is():
     assert answer.returncode == 0, answer.stderr
     assert "python -m course setup" in answer.stdout
     assert "Installing" not in answer.stderr
+
+
+def test_to_look_at_the_site_first_nobody_waits_for_pytorch(monkeypatch, capsys):
+    monkeypatch.delenv("COURSE_ENV", raising=False)
+    monkeypatch.setattr(environment, "can_build_site", lambda: False)
+    monkeypatch.setattr(environment.Environment, "ready", lambda self: False)
+    monkeypatch.setattr(environment.Environment, "ensure", lambda self: pytest.fail("it set the environment up"))
+    assert cli.main(["site"]) == 1
+    advice = capsys.readouterr().err
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in advice.splitlines() if line.startswith("    ")]
+    assert len(lines) == 3
+    assert all(line in readme for line in lines)
+    wanted = (ROOT / "requirements-site.txt").read_text(encoding="utf-8")
+    assert "torch" not in wanted.replace("PyTorch", "")
 
 
 # `-m course` with neither site-packages nor the environment variables: what a fresh clone has
@@ -199,6 +216,9 @@ def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):
     assert command[-1] == "--no-browser"
     assert f"--ServerApp.root_dir={(tmp_path / 'w').resolve()}" in command
     assert env["JUPYTER_PREFER_ENV_PATH"] == "1"
+    settings = Path(env["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0], "labconfig", "page_config.json")
+    disabled = json.loads(settings.read_text(encoding="utf-8"))
+    assert disabled["disabledExtensions"]["@jupyter/nbgrader"], "students need no instructor's buttons"
 
 
 def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path, capsys):

@@ -160,6 +160,9 @@ def test_from_the_first_start_to_an_update(tmp_path):
         with lab(book, tmp_path) as (address, process, _):
             page = Page(driver, address)
             assert STUB in "".join(page.source(ANSWER))
+            shown = driver.find_element("tag name", "body").text
+            assert "Nbgrader" not in shown, "an instructor's tool"
+            assert "news" not in shown, "a question that has to be answered first"
 
             page.run_all("kernel", LAST)
             assert "not attempted" in page.output(CHECK)
