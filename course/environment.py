@@ -52,7 +52,7 @@ FOR_THE_SITE = (
     "PIL",
 )
 
-SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB of disk.
+SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB.
 In the course's folder:
     python3 -m venv .site
     .site/bin/python -m pip install -r requirements-site.txt -c constraints.txt

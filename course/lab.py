@@ -66,9 +66,8 @@ def command(page: Path, extra: list[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """JupyterLab's environment variables.
 
-    This Python's kernel goes before one of that name that a user installed. lab_settings leaves out nbgrader's buttons,
-    which are for instructors (its *Validate* finds nothing wrong with exercises that nobody has tried), and the question
-    about news.
+    This Python's kernel goes before one of that name that a user installed. lab_settings leaves out the question about
+    news, and nbgrader's buttons, which are for instructors: *Validate* finds nothing wrong with what nobody has tried.
     """
     settings = [str(SETTINGS), *filter(None, os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep))]
     return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_CONFIG_PATH": os.pathsep.join(settings)}
