@@ -55,6 +55,7 @@ def test_what_was_there_before_is_drawn_from_the_start_and_counts():
     assert found.active == [4 * MIB, 6 * MIB, 2 * MIB]
     assert found.reserved == [20 * MIB] * 3
     assert at_peak(found)[1] == {"there before": 4 * MIB, "block": 2 * MIB}
+    assert at_peak(memory_map([event("free_completed", BIG)], before)) == (0, {"there before": 4 * MIB})
 
 
 def test_names_stand_in_the_blocks_in_the_order_of_birth():

@@ -141,10 +141,12 @@ def memory_map(trace: Sequence[Mapping], before: Iterable[Mapping] = ()) -> Memo
 
 def at_peak(found: MemoryMap) -> tuple[int, Counter]:
     """The first event after which most is in blocks, and the bytes of each kind then."""
-    moment = max(found.active.index(max(found.active)) - 1, 0)
+    most = found.active.index(max(found.active))
+    moment = max(most - 1, 0)
     parts: Counter = Counter()
     for span in found.blocks:
-        if span.birth <= moment < span.death:
+        there_before = most == 0 and span.birth == 0  # even what the first event frees
+        if there_before or span.birth <= moment < span.death:
             parts[span.kind] += span.size
     return moment, parts
 
