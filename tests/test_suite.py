@@ -294,6 +294,16 @@ def test_each_pinned_version_admits_each_python_that_the_readme_names():
     assert shut_out == {}
 
 
+def test_cells_that_contributing_names_are_there():
+    named = re.findall(
+        r"course run (15-\d\d) .*--cell ([\w-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    )
+    assert named
+    for topic, cell in named:
+        (path,) = (ROOT / "module_15_advanced_pytorch_internals").glob(f"{topic}_*.ipynb")
+        assert cell in {found.id for found in nbformat.read(path, 4).cells if found.cell_type == "code"}
+
+
 def test_one_place_says_how_ci_tests():
     (workflow,) = (ROOT / ".github" / "workflows").glob("*.yml")
     calls = re.findall(r"course test(.*)", workflow.read_text(encoding="utf-8"))
