@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 from nbformat import NotebookNode
@@ -15,6 +16,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 NAME = "00_START_HERE.ipynb"
 WORDS_A_MINUTE = 200
 CODE_LINES_A_MINUTE = 20
+FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
 
 
 INTRODUCTION = """\
@@ -30,7 +32,8 @@ of the check names one line of code: put it first into the check's cell, and the
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
 the others can be taken in any order. {renewing}
 
-**What is done** is read from the notebooks in this folder as they were last saved (Ctrl+S, or Cmd+S):\
+Run the cell below (Shift+Enter) to see **what you have done**. It reads the notebooks in this folder as they were last
+saved (Ctrl+S, or Cmd+S).\
 """
 RENEWING = """\
 `make lab`, given again, brings new editions of the lessons and takes your answers and your own cells over into them;
@@ -65,7 +68,8 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
         lines=CODE_LINES_A_MINUTE,
         renewing=renewing,
     )
-    return new_notebook(cells=[new_markdown_cell(text, id="start"), new_code_cell(PROGRESS, id="progress")])
+    progress = new_code_cell(PROGRESS, id="progress", metadata=copy.deepcopy(FOLDED))
+    return new_notebook(cells=[new_markdown_cell(text, id="start"), progress])
 
 
 def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:

@@ -126,7 +126,7 @@ def test_a_skipped_exercise_is_still_judged_but_hands_out_its_stand_in_and_raise
     assert doubling(lambda x: 2.0 * x) is _double
     said = capsys.readouterr().out
     assert "failed, 15 of 30 points" in said
-    assert said.splitlines()[-1] == "  the cells below use a stand-in: 2 * x"
+    assert said.splitlines()[-1] == "  the cells below use the course's answer: 2 * x"
     assert doubling.used == "stand-in: 2 * x"
     right = lambda x: 2 * x  # noqa: E731
     assert doubling(right) is right
@@ -145,7 +145,7 @@ def test_only_a_bare_notimplementederror_is_a_stub(capsys):
     assert doubling.used == "stand-in: 2 * x"
     assert capsys.readouterr().out.splitlines() == [
         "Exercise 15-99.1 · Doubling: not attempted yet",
-        "  the cells below use a stand-in: 2 * x",
+        "  the cells below use the course's answer: 2 * x",
     ]
     assert tripling(stub) is None
     assert capsys.readouterr().out.splitlines() == ["Exercise 15-99.2 · Tripling: not attempted yet"]

@@ -86,6 +86,7 @@ _STEP = "            if node not in runs:\n"
 WRONG_RUNS = {
     "a list": (runs((_ALL, "    return list(runs)\n")), "returns a set"),
     "the whole graph": (runs((_ALL, "    return set(fed_by)\n")), "too many"),
+    "the loss alone": (lambda loss, inputs: {loss.grad_fn}, "not found"),
     "the first input only": (runs(("for t in inputs]", "for t in inputs[:1]]")), "not found"),
     "by running": (
         runs((_ALL, "    torch.autograd.grad(loss, inputs, retain_graph=True)\n    return runs\n")),

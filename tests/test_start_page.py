@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
 def test_the_page_names_every_topic_in_order_and_links_those_that_are_there(folder):
     page = nbformat.read(folder / start_page.NAME, as_version=4)
     nbformat.validate(page)
+    assert page.cells[1].metadata.jupyter.source_hidden
     rows = re.findall(r"^\| (?:\[)?(15-\d\d) .*$", page.cells[0].source, re.MULTILINE)
     assert rows == list(syllabus.load().topics)
     links = re.findall(r"\]\(([^)]+)\)", page.cells[0].source)

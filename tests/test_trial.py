@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.checks.exercise import exercise
-from shared.checks.trial import Trial
+from shared.checks.trial import AGAIN, Trial
 from shared.text import WIDTH
 
 
@@ -134,6 +134,40 @@ def test_an_exception_of_the_answers_own_fails_the_group_and_the_next_is_judged(
     assert result.failure.hint == "look"
     assert "ZeroDivisionError" in result.failure.got
     assert "in answer, line " in result.failure.got
+
+
+def test_an_exception_of_the_same_line_is_told_once_and_the_other_groups_are_not_judged():
+    def answer(n):
+        return 1 / n
+
+    def body(trial):
+        for n, name in enumerate("abc"):
+            with trial.group(name, hint=f"a hint for {name}", see=1):
+                answer(max(n - 1, 0))
+        with trial.group("called"):
+            trial.call("0", lambda: answer(0))
+        with trial.group("another line"):
+            int("x")
+        with trial.group("another exception"):
+            answer("x")
+
+    result = judged(body, demands=6)
+    names = [("a", False), ("c", True), ("another line", False), ("another exception", False)]
+    assert outcomes(result) == names
+    assert (result.failure.hint, result.failure.see) == (AGAIN, None)
+    assert result.unjudged == 2
+
+
+def test_a_result_of_none_is_told_once_and_the_other_groups_are_not_judged():
+    def body(trial):
+        for name, got in (("a", None), ("b", None), ("c", 3)):
+            with trial.group(name, hint=f"a hint for {name}"):
+                trial.returned("a case", got, "a number")
+
+    result = judged(body, demands=3)
+    assert outcomes(result) == [("a", False), ("c", True)]
+    assert "is `return` missing?" in result.failure.hint
+    assert result.unjudged == 1
 
 
 def test_call_reports_the_answers_own_exception_and_ends_the_check():

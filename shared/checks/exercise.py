@@ -147,7 +147,8 @@ class Exercise:
         if result.status == "not attempted":
             text += " yet"
         if goes_on and self.stand_in is not None:
-            text += f"\n  the cells below use a stand-in: {self.stand_in_name}"
+            name = "" if self.stand_in_name == "ours" else f": {self.stand_in_name}"
+            text += f"\n  the cells below use the course's answer{name}"
         notebook.show(text, result)
         notebook.grade(result)
         if not goes_on:

@@ -114,9 +114,9 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
             case = f"a graph of {len(_nodes(loss))} nodes, those of the inputs: {names}"
             trial.that(case, not any(found.values()), expected=f"{len(want)} nodes", got=found)
     hint = "does something of yours compute a gradient?"
-    trial.that("no node is run", not ran, expected="none ran", got=f"{len(ran)} ran", hint=hint, see=1)
+    trial.that("no node is run", not ran, expected="none ran", got=f"{len(ran)} ran", hint=hint, see=1, free=True)
     hint = "how deep do your calls nest, and how often is a node visited?"
-    with trial.group("long chains and many paths take less than a second", hint=hint, see=2):
+    with trial.group("long chains and many paths take less than a second", hint=hint, see=2, free=True):
         # What takes twice as long for each doubling more fails before it takes for ever.
         for kind, sizes in (("doublings", range(8, 61, 2)), ("nodes in a chain", (300, 3000))):
             x = torch.randn((), requires_grad=True)
@@ -125,13 +125,12 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
                 for _ in range(size):
                     y = y + y if kind == "doublings" else y.neg()
                 took = []
-                while len(took) < 3 and min(took, default=1.0) > 0.02:
+                while len(took) < 3 and 0.02 < min(took, default=1.0) < 2:
                     start = perf_counter()
                     answer(y, [x])
                     took.append(perf_counter() - start)
-                limit = 0.15 if size < 60 else 1.0
-                fast = min(took) < limit
-                trial.that(f"{size} {kind}", fast, expected=f"less than {limit} s", got=f"{min(took):.2f} s")
+                fast = min(took) < 1
+                trial.that(f"{size} {kind}", fast, expected="less than a second", got=f"{min(took):.2f} s")
                 if not fast:  # reached only where this item is left out
                     break
 

@@ -29,6 +29,7 @@ def _entries(trial: Trial, answer: Any, reference: Any, cases: Sequence[Case], k
     """The answer's dictionaries must have the reference's entry of this name."""
     for told, arguments in cases:
         got = answer(*arguments)
+        trial.returned(told, got, f"a dictionary with {key!r}")
         has = isinstance(got, Mapping) and key in got
         got = got[key] if has else f"no dictionary with {key!r}: a {type(got).__name__}"
         trial.close(told, got, reference(*arguments)[key], **room)
@@ -92,6 +93,22 @@ def _models() -> dict[str, nn.Module]:
     }
 
 
+def _shapes(model: nn.Module) -> str:
+    """The model on paper: the name, shape and dtype of each tensor, which ones are frozen, and which are the same."""
+    lines = []
+    for kind in ("parameters", "buffers"):
+        names: dict[Tensor, list[str]] = {}
+        for name, tensor in getattr(model, f"named_{kind}")(remove_duplicate=False):
+            names.setdefault(tensor, []).append(name)
+        told = []
+        for tensor, same in names.items():
+            frozen = " frozen" if kind == "parameters" and not tensor.requires_grad else ""
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            told.append(f"{' = '.join(same)} {tuple(tensor.shape)} {dtype}{frozen}")
+        lines.append(f"{kind}: {', '.join(told) or 'none'}")
+    return "\n".join(lines)
+
+
 class _Computed(TorchDispatchMode):
     """Notes the operators that compute with a model's tensors or write to them; views don't."""
 
@@ -117,7 +134,10 @@ class _Computed(TorchDispatchMode):
 )
 def fixed_bytes(trial: Trial, answer: Any) -> None:
     """`answer(model, optimizer)` is the bytes of parameters, buffers, gradients and optimizer state."""
-    cases = [(f"{name}, {opt}", (m, opt)) for name, m in _models().items() for opt in ("sgd", "momentum", "adam")]
+    cases = []
+    for name, model in _models().items():
+        shapes = _shapes(model)
+        cases += [(f"{name}, {opt}\n{shapes}", (model, opt)) for opt in ("sgd", "momentum", "adam")]
     for key, hint in {
         "parameters": "add up the blocks of this model's parameters on paper; as which type?",
         "buffers": "which tensors does this model hold beside its parameters?",

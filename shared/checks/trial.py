@@ -1,16 +1,18 @@
 """Judging an answer, one demand after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from shared.checks.comparing import difference
 from shared.checks.report import Item
-from shared.checks.traces import describe, is_stub, looks_like_our_fault
+from shared.checks.traces import describe, is_stub, looks_like_our_fault, students_line
 
 UNFINISHED = "a part of the answer still raises NotImplementedError"
+AGAIN = "run that line by itself; other demands can't be judged before it works"
 
 
 class StopChecking(Exception):
@@ -28,6 +30,9 @@ class Trial:
     following lines need a demand to hold, `needs` and `call` end the check. A demand that an answer meets by doing
     nothing, such as "the arguments stay as they were", is `free`: it earns points only beside one that is not.
 
+    What ends several groups alike, an exception of the same line or a forgotten `return`, is told in the first one; the
+    others are not judged.
+
     Attributes:
         suspect: the group in which the check's own code raised, or "".
     """
@@ -35,6 +40,7 @@ class Trial:
     def __init__(self) -> None:
         self._items: dict[str, Item] = {}
         self._group: tuple[str, str, int | None] | None = None
+        self._ended_by: dict[Hashable, str] = {}  # what has ended a group → the first group that it has
         self.suspect = ""
 
     @property
@@ -106,10 +112,20 @@ class Trial:
         except Exception as error:
             if is_stub(error) or looks_like_our_fault(error):
                 raise
+            if self._has_raised_before(error):
+                raise _LeaveGroup from None
             self._hold(item, False, "no exception", describe(error), hint, see, guard=True)
         else:
             self._hold(item, True, "", "", hint, see, guard=True)
             return value
+
+    def returned(self, item: str, got: Any, expected: object) -> None:
+        """Demand that a call has returned something; of the groups that None ends only the first one is judged."""
+        if got is not None:
+            return
+        if self._has_ended_another("None"):
+            raise _LeaveGroup
+        self._hold(item, False, expected, "None", "the function returned None: is `return` missing?", None)
 
     @contextmanager
     def group(self, item: str, *, hint: str = "", see: int | None = None, free: bool = False) -> Iterator[None]:
@@ -143,6 +159,8 @@ class Trial:
                 raise error
             self._record(Item(item, False, expected="a finished answer", got=UNFINISHED, hint=hint, see=see))
         elif not looks_like_our_fault(error):
+            if self._has_raised_before(error):
+                return
             self._record(
                 Item(item, False, expected="no exception", got=f"{describe(error)}\n(it raised)", hint=hint, see=see)
             )
@@ -150,6 +168,25 @@ class Trial:
             self.suspect = item
             raise error
         # else: these cases build on something that has failed already, so they cannot be judged
+
+    def _has_raised_before(self, error: Exception) -> bool:
+        """Whether the same line of the answer has ended another group with such an exception. Then no group's hint is
+        about it."""
+        line = students_line(error)
+        first = self._has_ended_another((type(error), line)) if line else ""
+        if first:
+            self._items[first] = replace(self._items[first], hint=AGAIN, see=None)
+        return bool(first)
+
+    def _has_ended_another(self, cause: Hashable) -> str:
+        """The first group that this has ended, if it isn't the present one."""
+        if self._group is None:
+            return ""
+        present = self._group[0]
+        if present in self._items and not self._items[present].passed:  # told already, of another case
+            return ""
+        first = self._ended_by.setdefault(cause, present)
+        return "" if first == present else first
 
     def _hold(
         self,
