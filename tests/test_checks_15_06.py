@@ -111,8 +111,6 @@ WRONG_REPLACE = {
     "modules left": (replace((_DELETE, "")), "holds no nn.ReLU"),
     "by name": (replace((_IS_RELU, '"ReLU" in type(gm.get_submodule(node.target)).__name__')), "everything else stays"),
     "modules of that name": (replace((_IS_RELU, _IS_RELU + ' or node.target == "relu"')), "layer that is named relu"),
-    "functions of that name": (replace((_FUNCTIONS, 'node.target.__name__ == "relu"')), "somebody's own function"),
-    "methods with relu": (replace(('node.target == "relu"', '"relu" in node.target')), "the method prelu"),
 }  # fmt: skip
 
 # ---------------------------------------------------------------- flops
@@ -327,10 +325,6 @@ WRONG_FUSE = {
     "not recompiled": (fusing((RECOMPILE, "")), "code of another graph"),
     "switches to eval": (fusing((f"module.training and {_KINDS}", "False")), "training mode raises"),
     "the model's mode only": (fusing((_KINDS, "module is model")), "training mode raises"),
-    "norms only": (fusing((_KINDS, "isinstance(module, NORMS)")), "training mode raises"),
-    "2d norms only": (fusing(("isinstance(module, NORMS)", "isinstance(module, nn.BatchNorm2d)")), "training mode raises"),
-    "norms of torch only": (fusing(("isinstance(module, NORMS)", "type(module) in NORMS")), "training mode raises"),
-    "any module": (fusing((_KINDS, "True")), "training mode raises"),
     "in evaluation mode": (fusing(("symbolic_trace(model)", "symbolic_trace(model.eval())")), "stay as they are"),
     "RuntimeError": (fusing(("raise ValueError(", "raise RuntimeError(")), "training mode raises"),
     "no name": (fusing(("{name or 'model'} is", "something is")), "training mode raises"),
@@ -393,7 +387,6 @@ WRONG_INSERT = {
     "a module": (wrapping("insert_fake_quant"), "GraphModule"),
     "padding lost": (insert(("layer.stride, layer.padding,", "layer.stride, 0,")), "outputs equal"),
     "groups lost": (insert(("layer.dilation, layer.groups)", "layer.dilation)")), "outputs equal|RuntimeError"),
-    "square strides": (insert(("(layer.stride,", "(layer.stride[0],")), "outputs equal"),
     "bias lost": (insert((_BIAS, "None")), "outputs equal"),
     "doesn't observe": (insert((_PLACED, _PLACED + "\n            quantizer.observing = False")), "outputs equal"),
     "rounds at once": (insert((_PLACED, _PLACED + "\n            quantizer.rounding = True")), "outputs equal"),
@@ -414,7 +407,6 @@ WRONG_INSERT = {
     "channels last": (insert(("0 if per_channel", "1 if per_channel")), "a weight passes one"),
     "always per channel": (insert(("0 if per_channel else None", "0")), "a weight passes one"),
     "asymmetric weights": (insert(("symmetric=True", "symmetric=False")), "a weight passes one"),
-    "eight bits always": (insert(("FakeQuant(bits,", "FakeQuant(8,")), "a weight passes one"),
     "weights not rounded": (insert((_WEIGHT, _WEIGHT + '\n            weight = graph.get_attr(f"{node.target}.weight")')), "nothing else"),
     "one call more": (insert((RECOMPILE, _CLONE + RECOMPILE)), "all other calls"),
     "a copy in training mode": (insert((RECOMPILE, RECOMPILE + "    gm.train()\n")), "all other calls"),

@@ -183,10 +183,6 @@ WRONG_FUNCTION = {
         variant("function", ("grad * (t - slope * x / wide)", "grad * t")),
         "the gradient of s",
     ),
-    "summed over the batch only": (
-        variant("function", ("second.sum(dim=others)", "second.sum(dim=0)")),
-        "the gradient of s|no exception",
-    ),
     "no upstream gradient": (
         variant("function", ("grad_x = grad * slope", "grad_x = slope")),
         "the gradient of x",
@@ -410,10 +406,6 @@ WRONG_GROWTH = {
     ),
     "in evaluation mode": (
         growth(("        with torch.no_grad():\n", "        model.eval()\n        with torch.no_grad():\n")),
-        "record_4: the modes stay",
-    ),
-    "in training mode afterwards": (
-        growth((_FINALLY, _FINALLY + "        model.train()\n")),
         "record_4: the modes stay",
     ),
     "hooks stay": (
