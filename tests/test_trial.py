@@ -158,6 +158,19 @@ def test_an_exception_of_the_same_line_is_told_once_and_the_other_groups_are_not
     assert result.unjudged == 2
 
 
+def test_what_an_answer_raises_on_purpose_is_told_each_time():
+    def answer():
+        raise ValueError("no such size")
+
+    def body(trial):
+        for name in "ab":
+            with trial.group(name, hint=f"a hint for {name}"):
+                answer()
+
+    result = judged(body, demands=2)
+    assert [failure.hint for failure in result.failures] == ["a hint for a", "a hint for b"]
+
+
 def test_a_result_of_none_is_told_once_and_the_other_groups_are_not_judged():
     def body(trial):
         for name, got in (("a", None), ("b", None), ("c", 3)):

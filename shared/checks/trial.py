@@ -171,9 +171,12 @@ class Trial:
 
     def _has_raised_before(self, error: Exception) -> bool:
         """Whether the same line of the answer has ended another group with such an exception. Then no group's hint is
-        about it."""
+        about it. What the answer raises on purpose, and a warning, may have another reason each time.
+        """
         line = students_line(error)
-        first = self._has_ended_another((type(error), line)) if line else ""
+        if not line or isinstance(error, Warning) or line.partition(": ")[2].startswith("raise"):
+            return False
+        first = self._has_ended_another((type(error), line))
         if first:
             self._items[first] = replace(self._items[first], hint=AGAIN, see=None)
         return bool(first)
