@@ -227,7 +227,7 @@ WRONG_MATMUL = {
     "A and B exchanged": ("bytes", READ, "m * k * tiles_down + k * n * tiles_across"),
     "C not written": ("bytes", " + m * n", ""),
     "edges forgotten": ("bytes", "-(-m // tile)", "m // tile", "-(-n // tile)", "n // tile"),
-    "bytes a FLOP": ("intensity", INTENSITY, "size / flops"),
+    "float bytes": ("a float", '"bytes": size', '"bytes": float(size)'),
     "whole FLOPs a byte": ("intensity", INTENSITY, "flops // size"),
     "one after the other": ("seconds", SECONDS, "computing + moving"),
     "the faster one": ("seconds", SECONDS, "min(computing, moving)"),
