@@ -108,6 +108,8 @@ def lesson_page(lesson: Lesson, book: Syllabus, folder: Path, solutions: bool) -
         if cell.cell_type == "markdown":
             cell.source = alone_on_its_line(cell.source)
         nbgrader = cell.metadata.get("nbgrader", {})
+        if cell.id == "setup":
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
         if cell.cell_type == "code" and not nbgrader:
             cell.outputs = list(with_picture_files(full.outputs, cell.id, lesson.topic.number, folder))
         if nbgrader.get("grade") and solutions:
@@ -229,11 +231,11 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
                 f'{x:.2f} {bottom:.2f}" marker-end="url(#tip)"/>'
             )
         arcs.append(f'<circle cx="{MAP_WIDTH - 0.4:.2f}" cy="{(place + 0.5) * ROW:.2f}" r="0.16"/>')
-        about = f"builds on {', '.join(needs)}; " if needs else ""
+        about = f"Builds on {', '.join(needs)}" if needs else "Builds on none of these"
         page = Path(topic.file).with_suffix(".html")
         rows.append(
-            f'<div class="stop"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
-            f"<span>{about}{escape(topic.owns)}</span></div>"
+            f'<div class="stop" title="{about}"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
+            f"<span>{escape(topic.helps_when or topic.owns)}</span></div>"
         )
     height = len(topics) * ROW
     return "\n".join(

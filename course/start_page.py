@@ -75,12 +75,13 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
 def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:
     name = f"{topic.number} {topic.title}".replace("|", "\\|")
     builds_on = ", ".join(needs)
+    helps_when = f"<br>{topic.helps_when}" if topic.helps_when else ""
     if notebook is None:
-        return f"| {name} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
+        return f"| {name}{helps_when} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
     tasks = [task for cell in notebook.cells for task in HEADING.findall(cell.source)]
     points, minutes = (sum(int(task[i]) for task in tasks) for i in (3, 4))
     exercises = f"{len(tasks)} for {points} points, {duration(minutes)}" if tasks else "none"
-    return f"| [{name}]({topic.file}) | {builds_on} | {duration(reading_minutes(notebook))} | {exercises} |"
+    return f"| [{name}]({topic.file}){helps_when} | {builds_on} | {duration(reading_minutes(notebook))} | {exercises} |"
 
 
 def reading_minutes(notebook: NotebookNode) -> float:

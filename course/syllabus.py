@@ -38,7 +38,7 @@ _TOPIC_KEYS = {
     "owns": str,
     "description": str,
 }
-_TOPIC_OPTIONAL_KEYS = {"status": str, "warnings": list}
+_TOPIC_OPTIONAL_KEYS = {"helps_when": str, "status": str, "warnings": list}
 _WARNING_KEYS = {"text": str, "references": list}
 _TYPE_NAMES = {int: "a whole number", str: "a text", bool: "true or false", list: "a list"}
 
@@ -91,6 +91,7 @@ class Topic:
     description: str
     status: str
     warnings: tuple[Warning_, ...]
+    helps_when: str = ""
 
     @property
     def is_draft(self) -> bool:
@@ -228,6 +229,7 @@ def _topic(number: str, table: object, module: Module, folder: Path, where: str)
         number=number,
         path=folder / table["file"],
         prerequisites=_numbers(table["prerequisites"], f"{where}: prerequisites"),
+        helps_when=table.get("helps_when", ""),
         status=table.get("status", "finished"),
         warnings=tuple(warnings),
     )

@@ -92,7 +92,7 @@ def test_links_and_pictures_are_there_and_nothing_comes_from_elsewhere(built):
 def test_code_that_only_draws_and_hints_are_folded(built, lessons):
     for lesson in lessons:
         page = (built / f"{lesson.page}.html").read_text(encoding="utf-8")
-        folded = sum("hide-input" in cell.metadata.get("tags", []) for cell in lesson.full.cells)
+        folded = sum("hide-input" in cell.metadata.get("tags", []) or cell.id == "setup" for cell in lesson.full.cells)
         assert page.count("tag_hide-input") == folded
         hints = sum(
             len(re.findall(r"^<details>", cell.source, re.MULTILINE))
@@ -255,12 +255,31 @@ def test_every_page_on_a_phone_without_a_network(built, browser):
 
 @IN_BROWSER
 @pytest.mark.slow
-def test_search_finds_the_page_that_explains_a_term(built, browser):
-    browser.get(f"{(built / 'search.html').as_uri()}?q=fragmentation")
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("fragmentation", "glossary.html#term-fragmentation"),
+        ("RING all reduce", "15-08_distributed_primitives_and_communication.html#ring-all-reduce-step-by-step"),
+    ],
+)
+def test_search_finds_the_section_that_explains_a_term_and_quotes_it(built, browser, query, first):
+    browser.get(f"{(built / 'search.html').as_uri()}?q={query}")
     deadline = time.monotonic() + 20
-    while not (found := browser.find_elements("css selector", "#search-results li a")) and time.monotonic() < deadline:
+    while not (found := browser.find_elements("css selector", "#search-results li")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert any("15-07_" in link.get_attribute("href") for link in found)
+    file, place = urldefrag(found[0].find_element("css selector", "a").get_attribute("href").rpartition("/")[2])
+    assert f"{file}#{place}" == first
+    assert place in _Page(built / file).ids
+    quoted = " ".join(mark.text for item in found for mark in item.find_elements("css selector", "mark")).lower()
+    assert all(word in quoted for word in query.lower().split())
+    assert errors(browser) == []
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_search_says_if_nothing_is_found_and_takes_words_as_they_are(built, browser):
+    browser.get(f"{(built / 'search.html').as_uri()}?q=(zebra")
+    assert browser.find_element("id", "search-results").text == "No section has all of these words."
     assert errors(browser) == []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from course.rules.notebook import Notebook, first_line, named_topics
 from course.rules.table import Complaint, rule
 
-TAGS = ("nbval-check-output", "optional", "hide-input")
+TAGS = ("nbval-check-output", "optional", "hide-input", "hide-output")
 CELL_METADATA = ("tags", "nbgrader", "jupyter", "editable", "deletable", "slideshow")
 GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Teaches", "Builds on")
 MAX_BYTES = 3_000_000

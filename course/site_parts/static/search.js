@@ -1,0 +1,64 @@
+/* Search that names sections and shows where the words stand, on a page that was opened as a file, too: Sphinx's own
+   fetches the pages for that, which a browser refuses to files. `SECTIONS` is made by conf.py. */
+
+/* before Sphinx begins to search */
+document.addEventListener("DOMContentLoaded", () => {
+  Search.performSearch = showSections;
+});
+
+const COME_LAST = ["Setup", "Learning objectives", "Self-assessment"];
+
+function showSections(query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = SECTIONS.map((section) => ({ ...section, score: score(section, words) }))
+    .filter((section) => section.score > 0)
+    .sort((one, other) => other.score - one.score)
+    .slice(0, 40);
+
+  const output = document.getElementById("search-results");
+  const count = found.length === 1 ? "One section has it." : `${found.length} sections have it, the best first.`;
+  output.replaceChildren(element("p", words.length && found.length ? count : "No section has all of these words."));
+  const list = output.appendChild(element("ul", "", "search"));
+  for (const section of found) {
+    const item = list.appendChild(element("li", ""));
+    item.appendChild(element("a", section.title)).href = `${section.page}.html#${section.anchor}`;
+    item.append(` ${section.lesson}`);
+    item.appendChild(excerpt(section.text, words));
+  }
+}
+
+/* 0 if a word is missing. Titles and terms of the glossary come first. */
+function score(section, words) {
+  let points = 0;
+  for (const word of words) {
+    const inTitle = section.title.match(beginning(word))?.length ?? 0;
+    const inText = section.text.match(beginning(word))?.length ?? 0;
+    if (!inTitle && !inText) return 0;
+    points += 10 * inTitle + Math.min(inText, 5);
+  }
+  const comesLast = section.page.endsWith("_solutions") || COME_LAST.includes(section.title);
+  return comesLast ? points / 100 : points;
+}
+
+/* Finds a word, or what begins with it, also behind an underscore: "reduce" in all_reduce, "ring" not in during. */
+function beginning(...words) {
+  const escaped = words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  return new RegExp(`(?<![a-z])(${escaped.join("|")})`, "gi");
+}
+
+function excerpt(text, words) {
+  const line = element("p", "", "context");
+  const start = Math.max(0, text.search(beginning(...words)) - 80);
+  let part = text.slice(start, start + 240);
+  if (start) part = part.replace(/^\S*/, "…");
+  if (text.length > start + 240) part = part.replace(/\S*$/, "…");
+  part.split(beginning(...words)).forEach((piece, place) => line.append(place % 2 ? element("mark", piece) : piece));
+  return line;
+}
+
+function element(name, text, style = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  made.className = style;
+  return made;
+}
