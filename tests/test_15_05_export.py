@@ -93,6 +93,8 @@ class TestJudge:
         assert not agree({"a": x, "b": 1}, {"a": x, "b": 2})
         assert not agree({"a": x}, {"b": x})
         assert not agree(torch.tensor([1, 5]), torch.tensor([1, 2]))
+        assert agree(torch.tensor([True]), torch.tensor([True]))
+        assert not agree(torch.tensor([50_003]), torch.tensor([50_000]))
 
     @pytest.mark.parametrize("size", [1e-12, 1.0, 1e9])
     def test_rounding_is_relative_to_the_largest_number(self, lesson, size):
