@@ -139,6 +139,21 @@ WRONG_TRAINER = {
         ),
         "cleanups run",
     ),
+    "a start hook that fails leaves cleanups": (
+        variant(
+            "trainer",
+            (
+                _STAGE,
+                """        self.exits[name] = ExitStack()
+        self.call(f"on_{name}_start")
+        with self.exits[name]:
+            yield
+            self.call(f"on_{name}_end")
+""",
+            ),
+        ),
+        "cleanups run",
+    ),
     "one stack for all stages": (
         variant(
             "trainer",
@@ -683,6 +698,7 @@ class LastApart(ANSWERS["GroupStep"]):
 
 _SHARE = "(weight / sum(weights))"
 _SCALE = "self.scaler.scale(trainer.loss).backward()"
+_BEFORE = '                trainer.call("on_before_backward")\n'
 WRONG_STEP = {
     "divided by the number": (variant("step", (_SHARE, "(1 / len(group))")), "whole batch"),
     "by the largest": (variant("step", (_SHARE, "(weight / max(weights) / len(group))")), "whole batch"),
@@ -694,6 +710,27 @@ WRONG_STEP = {
     "the loss of the last": (
         variant("step", ("trainer.loss = total", "trainer.loss = trainer.loss.detach()")),
         "loss of the group",
+    ),
+    "the sum before the hook": (
+        variant(
+            "step",
+            ("            total = total + trainer.loss.detach()\n", ""),
+            (_BEFORE, "                total = total + trainer.loss.detach()\n" + _BEFORE),
+        ),
+        "loss of the group",
+    ),
+    "the scaled loss": (
+        variant(
+            "step",
+            (_SCALE, "trainer.loss = self.scaler.scale(trainer.loss)\n                trainer.loss.backward()"),
+        ),
+        "loss of the group",
+    ),
+    "batch is the part": (
+        variant(
+            "step", ("output, y = trainer.forward", "trainer.batch = part\n                output, y = trainer.forward")
+        ),
+        "hooks",
     ),
     "with a graph": (variant("step", ("total + trainer.loss.detach()", "total + trainer.loss")), "loss of the group"),
     "the mean of losses": (
@@ -714,12 +751,12 @@ WRONG_STEP = {
         ),
         "hooks",
     ),
-    "no hook": (variant("step", ('                trainer.call("on_before_backward")\n', "")), "hooks"),
+    "no hook": (variant("step", (_BEFORE, "")), "hooks"),
     "one hook a group": (
         variant(
             "step",
             (
-                '                trainer.call("on_before_backward")\n',
+                _BEFORE,
                 '                if number == 1:\n                    trainer.call("on_before_backward")\n',
             ),
         ),

@@ -135,7 +135,7 @@ def trainer(trial: Trial, answer: Any) -> None:
         (
             "cleanups run when their stage is left",
             OSError,
-            [*anywhere, "epoch_end", ""],
+            [*anywhere, "fit_start", "epoch_start", "epoch_end", ""],
             "cleanups",
             "what keeps them?",
             1,
@@ -790,7 +790,7 @@ def _stepped(
         model.weight.grad = torch.ones_like(model.weight)
 
     def call(hook: str) -> None:
-        found.calls.append(hook)
+        found.calls.append(hook if run.batch is group else f"{hook}, when trainer.batch isn't the group")
         if hook == "on_before_backward":
             run.loss = run.loss * factor
         if hook == "on_before_step":
@@ -826,8 +826,9 @@ def group_step(trial: Trial, answer: Any) -> None:
     mine = lambda sizes: _stepped(answer, sizes, groups.index(sizes)).gradient  # noqa: E731
     groups = [[8], [4, 4], [5, 5, 5, 1], [1, 7, 2], [3, 3, 3, 3, 2]]
     table: list[tuple[str, str, int | None, dict, Callable[[Any, list[int]], tuple]]] = [
-        ("trainer.loss is the loss of the group, without a graph", "what is the loss when the group is done?", 2, {},
-         lambda it, sizes: ([float(it.loss), it.loss.requires_grad], [it.right["loss"], False])),
+        ("trainer.loss is the loss of the group, without a graph", "what is the loss when the group is done?", 2,
+         {"factor": 3.0, "scaler": _Scaler()},
+         lambda it, sizes: ([float(it.loss), it.loss.requires_grad], [3 * it.right["loss"], False])),
         ("hooks: before each backward, with its loss in trainer.loss, and around one step",
          "how often does each moment come, and what is backward called on?", 1, {"factor": 3.0},
          lambda it, sizes: ([*it.calls, _follows(it, 3 * mine(sizes))],
@@ -853,7 +854,7 @@ def group_step(trial: Trial, answer: Any) -> None:
                 if isinstance(want, Tensor):
                     trial.close(case, got, want)
                 elif isinstance(want[0], float):
-                    trial.close(f"trainer.loss, {case}", got[0], want[0])
+                    trial.close(f"trainer.loss, tripled by a callback, {case}", got[0], want[0])
                     trial.equal(f"whether trainer.loss requires a gradient, {case}", got[1], want[1])
                 else:
                     trial.equal(case, got, want)
