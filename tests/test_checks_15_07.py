@@ -266,15 +266,19 @@ WRONG_EVALUATE = {
     **{
         f"{line} in each batch": (WAITS, ROW, f"{ROW}\n        {line}")
         for line in (
-            *(
-                "losses.max().item()",
-                "losses.cpu()",
-                "right.tolist()",
-                "losses.numpy()",
-                "repr(losses)",
-                "f'{losses[0]:.1f}'",
-            ),
-            *("losses.to('cpu')", "float(losses.sum())", "bool(losses.max() > 1)", "losses.nonzero()"),
+            "losses.max().item()",
+            "losses.cpu()",
+            "right.tolist()",
+            "losses.numpy()",
+            "losses.__array__()",
+            "repr(losses)",
+            "f'{losses[0]:.1f}'",
+            "losses.to('cpu')",
+            "losses.to(device='cpu')",
+            "float(losses.sum())",
+            "bool(losses.max() > 1)",
+            "losses.nonzero()",
+            "y.unique()",
         )
     },
 }
