@@ -470,6 +470,12 @@ def without_cause(self, shard, error):
     raise RuntimeError(f"{shard}: {error}") from None
 
 
+def os_errors_only(self, shard, error):
+    if not isinstance(error, OSError):
+        raise error
+    raise RuntimeError(f"{shard}: {error}") from error
+
+
 def reraised(self, shard, error):
     raise error
 
@@ -498,6 +504,7 @@ WRONG_STREAM = {
     "a broken shard is skipped": (stream(failed=lambda self, shard, error: None), ERROR),
     "an error without a name": (stream(failed=without_name), ERROR),
     "an error without its cause": (stream(failed=without_cause), ERROR),
+    "errors of one class": (stream(failed=os_errors_only), ERROR),
     "the error as it is": (stream(failed=reraised), ERROR),
 }
 

@@ -109,7 +109,8 @@ def unchanged(trial: Trial, case: str, *things: Any) -> Iterator[None]:
     before = [snapshot(thing) for thing in things]
     yield
     for thing, earlier in zip(things, before, strict=True):
-        trial.equal(f"{type(thing).__name__} afterwards, {case}", snapshot(thing), earlier)
+        name = "the model" if isinstance(thing, nn.Module) else f"a {type(thing).__name__}"
+        trial.equal(f"{name} afterwards, {case}", snapshot(thing), earlier)
 
 
 def snapshot(thing: Any) -> Any:
@@ -117,7 +118,7 @@ def snapshot(thing: Any) -> Any:
     if isinstance(thing, Tensor):
         return [thing.detach().clone(), thing.requires_grad]
     if isinstance(thing, nn.Module):
-        return {path: _module(module) for path, module in thing.named_modules()}
+        return {path or "the model itself": _module(module) for path, module in thing.named_modules()}
     if isinstance(thing, Mapping):
         return {key: snapshot(value) for key, value in thing.items()}
     if isinstance(thing, list | tuple):
