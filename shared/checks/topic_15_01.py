@@ -44,8 +44,8 @@ def _hooks(model: nn.Module) -> list[tuple[int, str, int]]:
 
 def _same_hooks(trial: Trial, case: str, model: nn.Module, before: list[tuple[int, str, int]]) -> None:
     after = _hooks(model)
-    changes = {"more": len({*after} - {*before}), "gone": len({*before} - {*after})}
-    trial.equal(case, changes, {"more": 0, "gone": 0})
+    changes = {"hooks left over": len({*after} - {*before}), "hooks that are gone": len({*before} - {*after})}
+    trial.equal(case, changes, {"hooks left over": 0, "hooks that are gone": 0})
 
 
 # ---- 15-01.1
