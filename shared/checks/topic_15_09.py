@@ -404,7 +404,7 @@ def _parts() -> nn.Module:
 def _numbers(found: Any, model: nn.Module, *_: Any) -> dict[str, list[Any]]:
     """What was noted of each leaf."""
     leaves = [name for name in sorted(found) if not list(model.get_submodule(name).children())]
-    return {name: [(type(value).__name__, round(value, 4)) for value in found[name]] for name in leaves}
+    return {name: [(type(value).__name__, round(float(value), 4)) for value in found[name]] for name in leaves}
 
 
 def _check_record_4(trial: Trial, answer: Callable) -> None:
