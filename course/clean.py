@@ -15,8 +15,8 @@ from pathlib import Path
 from course.environment import ROOT, Environment
 
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
-# nothing is looked for in these: git's own, the environment, what students work on, data
-LEFT_ALONE = {".git", ".venv", "workbook", "full"}
+# nothing is looked for in these: git's own, the environments, what students work on, data
+LEFT_ALONE = {".git", ".venv", ".site", "workbook", "full"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,8 @@ LOCK_LIMIT = 3600  # seconds to wait for another process's installation
 ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}}
 
 PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely causes:
-- The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror.
+- The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror. If it is the one in
+  COURSE_TORCH_INDEX, leave that out.
 - The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
@@ -161,7 +162,7 @@ class Environment:
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
         self.lock = self.folder / "course.lock"
-        recorded = {**read_json(self.stamp), **read_json(self.marker)}.get("index", "")
+        recorded = read_json(self.stamp).get("index", "")  # one that didn't work is not used again
         self.index = recorded if index is None else index
 
     def broken(self) -> str | None:
@@ -230,7 +231,7 @@ class Environment:
         return True
 
     def _write_marker(self) -> None:
-        write_whole(self.marker, json.dumps({"root": str(self.root), "index": self.index}))
+        write_whole(self.marker, json.dumps({"root": str(self.root)}))
 
     def _install(self) -> None:
         installed, ours = read_json(self.stamp), self.marker.is_file()
@@ -251,6 +252,7 @@ class Environment:
         )
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
+            say(f"torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX= (empty).")
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
             self._pip("--no-deps", "--index-url", self.index, *torch)
         self._pip("-r", "requirements-dev.txt")

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     first = args.output / named[0].path.name if named else page
     extra = [argument for argument in args.extra if argument not in topics]
-    return subprocess_status(command(first if first.is_file() else page, extra), environment())
+    return subprocess_status(command(first if first.is_file() else page, extra), environment(args.output.resolve()))
 
 
 def command(page: Path, extra: list[str]) -> list[str]:
@@ -63,11 +63,18 @@ def command(page: Path, extra: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    """JupyterLab's environment variables.
+def environment(folder: Path) -> dict[str, str]:
+    """JupyterLab's environment variables, if it is opened in that folder.
 
     This Python's kernel goes before one of that name that a user installed. lab_settings leaves out the question about
     news, and nbgrader's buttons, which are for instructors: *Validate* finds nothing wrong with what nobody has tried.
+    Which tabs are open is kept in the folder, so that it doesn't open those of another one.
     """
     settings = [str(SETTINGS), *filter(None, os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep))]
-    return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_CONFIG_PATH": os.pathsep.join(settings)}
+    workspaces = folder / ".jupyterlab"
+    return {
+        **os.environ,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
+        "JUPYTERLAB_WORKSPACES_DIR": os.environ.get("JUPYTERLAB_WORKSPACES_DIR", str(workspaces)),
+    }

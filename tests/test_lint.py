@@ -70,7 +70,7 @@ def notebook(topic):
         "Time": topic.time,
         "Prerequisites": ", ".join(topic.prerequisites),
         "Teaches": topic.owns,
-        "Builds on": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
+        "Related": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
     }
     glance = "\n".join(["| At a glance | |", "|---|---|", *(f"| **{key}** | {value} |" for key, value in rows.items())])
     setup = "import matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10\n"
@@ -276,9 +276,9 @@ DAMAGE = {
     "glance: dataset": (replace("glance", "CIFAR-10", "MNIST"), "glance", "glance"),
     "glance: time": (replace("glance", "~8 min", "~18 min"), "glance", "glance"),
     "glance: prerequisite": (replace("glance", "5-04, 5-07", "15-04, 5-07"), "glance", "glance"),
-    "glance: row missing": (replace("glance", "**Builds on**", "**Needs**"), "glance", "glance"),
+    "glance: row missing": (replace("glance", "**Related**", "**Needs**"), "glance", "glance"),
     "glance: row empty": (replace("glance", LOSSES.owns, " "), "glance", "glance"),
-    "glance: order": (replace("glance", "| **Topic**", "| **Builds on** | x |\n| **Topic**"), "glance", "glance"),
+    "glance: order": (replace("glance", "| **Topic**", "| **Related** | x |\n| **Topic**"), "glance", "glance"),
     "heading of no template": (append("takeaways", "\n\n## Epilogue"), "headings", "takeaways"),
     "section number": (replace("averages", "2. ", "3. "), "headings", "averages"),
     "section without number": (replace("averages", "2. ", ""), "headings", "averages"),

@@ -10,7 +10,7 @@ from course.rules.table import Complaint, rule
 
 TAGS = ("nbval-check-output", "optional", "hide-input", "hide-output")
 CELL_METADATA = ("tags", "nbgrader", "jupyter", "editable", "deletable", "slideshow")
-GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Teaches", "Builds on")
+GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Teaches", "Related")
 MAX_BYTES = 3_000_000
 
 # id → the H2 heading that its cell starts with; None where another rule looks at the cell

@@ -162,7 +162,7 @@ def trainer(trial: Trial, answer: Any) -> None:
         case = {"hook": "", "call": 1, "error": None, "batches": number, "epochs": 2, "validates": number % 2 > 0}
         got, want = _heard(answer, case), _heard(_trainer_of(answer), case)
         right = got["hooks"] == want["hooks"] and got["how it ends"] == want["how it ends"]
-        first = next((n for n, pair in enumerate(zip(got["hooks"], want["hooks"])) if len(set(pair)) > 1), 0)  # noqa: B905
+        first = _first_difference(got["hooks"], want["hooks"])
         trial.needs(
             "the hooks of a run come in their order",
             right,
@@ -181,7 +181,17 @@ def trainer(trial: Trial, answer: Any) -> None:
                 text = ", ".join(f"{name} {value!r}" for name, value in case.items())
                 got, want = _heard(answer, case), _heard(_trainer_of(answer), case)
                 for name in ("how it ends", looked_at) if looked_at == "hooks" else (looked_at,):
-                    trial.equal(f"{name} of a run: {text}", got[name], want[name])
+                    first = _first_difference(got[name], want[name])
+                    begins = f", from number {first + 1} on" if first else ""
+                    trial.equal(f"{name} of a run{begins}: {text}", got[name][first:], want[name][first:])
+
+
+def _first_difference(got: list, want: list) -> int:
+    """From where on two lists differ; 0 if they don't."""
+    if got == want:
+        return 0
+    alike = [one == other for one, other in zip(got, want, strict=False)]
+    return alike.index(False) if False in alike else len(alike)
 
 
 def _trainer_of(answer: Any) -> type:
@@ -267,8 +277,10 @@ def early_stopping(trial: Trial, answer: Any) -> None:
                 options = {"patience": 99} | {name: random.choice(values) for name, values in choices.items()}
                 events = []
                 for _ in range(2 if "second" in demand else 1):
-                    # multiples of 1/8: no rounding, many equal values, many gains of exactly min_delta
-                    values = [random.randint(-8, 8) / 8 for _ in range(8)]
+                    # multiples of 1/8: no rounding, many gains of exactly min_delta. Equal values are in the first two
+                    # demands alone, so that who takes them for better ones loses only those.
+                    numbers = random.choices(range(-8, 9), k=8) if see == 1 else random.sample(range(-8, 9), 8)
+                    values = [number / 8 for number in numbers]
                     if "NaN" in demand:
                         values.insert(random.randint(1, 4), random.choice((math.nan, math.inf, -math.inf)))
                     events.append(("on_fit_start", lambda it: it.on_fit_start(SimpleNamespace(metrics={}))))
