@@ -296,7 +296,8 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
 
 # ---- 15-07.4
 
-_WAITS = "item tolist numpy cpu __array__ __bool__ __float__ __int__ __index__ __format__ __repr__ nonzero unique equal"
+_WAITS = """item tolist numpy cpu __array__ __bool__ __float__ __int__ __index__ __format__ __repr__ nonzero
+    masked_select unique equal"""
 
 
 class _Waits(TorchFunctionMode):
@@ -313,7 +314,7 @@ class _Waits(TorchFunctionMode):
         masked = any(isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_leaves(args[1:]))
         given = [*args[1:], *(kwargs or {}).values()]
         moved = name == "to" and any(str(x) == "cpu" for x in given if not isinstance(x, Tensor))
-        if name in f"{_WAITS} masked_select".split() or moved or (name == "__getitem__" and masked):
+        if name in _WAITS.split() or moved or (name == "__getitem__" and masked):
             self.found.append((name, self.batches))
         return func(*args, **(kwargs or {}))
 
