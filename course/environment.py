@@ -162,8 +162,9 @@ class Environment:
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
         self.lock = self.folder / "course.lock"
-        recorded = read_json(self.stamp).get("index", "")  # one that didn't work is not used again
-        self.index = recorded if index is None else index
+        # where torch has come from; an index that didn't work is not used again
+        self.known_index = {**read_json(self.stamp), **read_json(self.marker)}.get("index", "")
+        self.index = self.known_index if index is None else index
 
     def broken(self) -> str | None:
         """Why the .venv can't be used as it is, or None."""
@@ -231,7 +232,7 @@ class Environment:
         return True
 
     def _write_marker(self) -> None:
-        write_whole(self.marker, json.dumps({"root": str(self.root)}))
+        write_whole(self.marker, json.dumps({"root": str(self.root), "index": self.known_index}))
 
     def _install(self) -> None:
         installed, ours = read_json(self.stamp), self.marker.is_file()
@@ -261,6 +262,9 @@ class Environment:
         if status:
             raise SetupError("\n".join([*said.splitlines()[-8:], "", TORCH_ADVICE]))
         write_whole(self.stamp, json.dumps({"digest": self.digest(), "index": self.index}))
+        self.known_index = self.index
+        if self.marker.is_file():
+            self._write_marker()
 
     def _make(self, reason: str) -> None:
         """A fresh virtual environment in the folder, from the Python below the running one."""

@@ -128,6 +128,25 @@ def test_torch_from_another_index(root):
     assert len(fakes.venv_calls()) == 2, "pip takes a torch of the same version for good, so all is made anew"
 
 
+def test_an_index_that_did_not_work_is_not_used_again(root):
+    with pytest.raises(SetupError):
+        ensure(root, Fakes(fail_pip=1), index="http://localhost/nowhere")
+    fakes = Fakes()
+    ensure(root, fakes)
+    assert not any("--index-url" in call for call in fakes.pip_calls())
+
+
+def test_an_index_that_worked_is_kept_when_an_update_fails(root):
+    ensure(root, Fakes(), index="http://localhost/cpu")
+    with open(root / "requirements.txt", "a") as file:
+        file.write("# changed\n")
+    with pytest.raises(SetupError):
+        ensure(root, Fakes(fail_pip=1))
+    fakes = Fakes()
+    ensure(root, fakes)
+    assert "http://localhost/cpu" in fakes.pip_calls()[0]
+
+
 def test_broken_environments_are_rebuilt(root):
     fakes = Fakes()
     python = ensure(root, fakes)
