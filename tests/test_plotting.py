@@ -276,6 +276,22 @@ def cielab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def test_the_comment_has_the_lightness_of_each_colour():
+    comment = (
+        (ROOT / "shared" / "plotting.py").read_text(encoding="utf-8").partition("COLOURS = {")[0].replace("\n#", "")
+    )
+    for name, colour in COLOURS.items():
+        assert f"{name} {cielab(linear(colour))[0]:.0f}" in comment
+
+
+def test_the_picture_of_the_readme_is_the_stored_figure():
+    folder = ROOT / "module_15_advanced_pytorch_internals"
+    lesson = nbformat.read(next(folder.glob("15-01_*.ipynb")), as_version=4)
+    cell = next(cell for cell in lesson.cells if cell.id == "hooks-figure")
+    figures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert base64.b64decode(figures[0]) == (folder / "images" / "15-01_hooks.png").read_bytes()
+
+
 @pytest.mark.parametrize(("one", "other"), sorted(MEETING))
 def test_colours_that_meet_differ_in_greyscale_and_for_every_vision(one, other):
     assert abs(cielab(linear(one))[0] - cielab(linear(other))[0]) >= LIGHTNESS_APART

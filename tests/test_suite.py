@@ -265,7 +265,8 @@ def test_another_tries_the_oldest_declared_torch(copies):
 
 def test_what_course_and_shared_import_is_declared():
     lines = environment.requirements(ROOT)
-    optional = re.findall(r"^[a-z][^#\n]*", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
+    files = (ROOT / f"requirements-{name}.txt" for name in ("dev", "site"))
+    optional = [line for file in files for line in re.findall(r"^[a-z][^#\n]*", file.read_text(), re.MULTILINE)]
     declared = {canonicalize_name(Requirement(line.strip()).name) for line in [*lines, *optional]}
     provided = importlib.metadata.packages_distributions()
     ours = {"course", "shared", *sys.stdlib_module_names}
@@ -276,7 +277,9 @@ def test_what_course_and_shared_import_is_declared():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             roots = {name.split(".")[0] for name in names} - ours
             undeclared |= {
-                (file.name, root) for root in roots if not declared & {*map(canonicalize_name, provided.get(root, []))}
+                (file.name, root)
+                for root in roots
+                if not declared & {*map(canonicalize_name, provided.get(root, [root]))}
             }
     assert undeclared == set()
 
