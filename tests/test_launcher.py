@@ -33,7 +33,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def warm():
-    """The fork server and the resource tracker run and may stay."""
+    """The fork server, the resource tracker and a GPU's driver run and may stay."""
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        torch.cuda.device_count()
     launch(os.getpid, 1, backend="gloo")
 
 
