@@ -30,12 +30,14 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 import cloudpickle
 import psutil
@@ -100,7 +102,7 @@ def launch(
     _sweep()
     with tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)
-        (job.folder / "call").write_bytes(cloudpickle.dumps((fn, args, _environment())))
+        (job.folder / "call").write_bytes(_pickled((fn, args, _environment())))
         try:
             job.start()
             return job.results()
@@ -120,6 +122,27 @@ def prepare_launch() -> None:
         with _prepared_to_start():
             _context()
             forkserver.ensure_running()
+
+
+def _code_of_file(build: Callable[..., CodeType], parts: tuple, file: str) -> CodeType:
+    return build(*parts).replace(co_filename=file)
+
+
+def _reduce_code(code: CodeType) -> tuple:
+    build, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code_of_file, (build, parts, code.co_filename)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Code keeps the name of its file, by which reports find its lines; cloudpickle drops it from 3.1.3 on."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
+def _pickled(call: tuple) -> bytes:
+    with io.BytesIO() as buffer:
+        _Pickler(buffer).dump(call)
+        return buffer.getvalue()
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import linecache
 import multiprocessing as mp
 import os
 import platform
@@ -594,6 +595,15 @@ def test_spawn_works_too(monkeypatch):
     assert [r[0] for r in launch(identify, 1, 0, backend="gloo")] == [0]  # each rank imports PyTorch, for seconds
     with pytest.raises(LaunchError, match="rank 0 raised ValueError"):
         launch(int, 1, "no number", backend="gloo")
+
+
+def test_a_report_finds_the_lines_of_a_cell():
+    cell = "/tmp/ipykernel_1/cell.py"  # in no file, as in a notebook
+    linecache.cache[cell] = (0, None, ["def faulty():\n", "    raise ValueError(5)\n"], cell)
+    namespace = {"__name__": "__main__"}
+    exec(compile("".join(linecache.cache[cell][2]), cell, "exec"), namespace)
+    with pytest.raises(LaunchError, match=r"in faulty, line 2: raise ValueError\(5\)"):
+        launch(namespace["faulty"], 1, backend="gloo")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
