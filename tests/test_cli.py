@@ -175,6 +175,8 @@ def test_test_command_runs_everything_unless_a_path_is_named():
     assert "tests" in everything
     notebooks = [argument for argument in everything if argument.endswith(".ipynb")]
     assert len(notebooks) == len({*ROOT.glob("module_15_*/15-*.ipynb"), *ROOT.glob("templates/*.ipynb")}) > 2
+    assert "--ignore=tests/test_notebooks.py" in everything, "half an hour, for those who ask for --all"
+    assert not any("ignore" in argument for argument in course_test.pytest_arguments([], ["--all", "-x"]))
     assert course_test.pytest_arguments([], ["-k", "tests"])[-2:] == ["-k", "tests"]
     assert "tests" in course_test.pytest_arguments([], ["-k", "tests"])[:-2], "a value of -k is no path"
     narrowed = course_test.pytest_arguments([], ["tests/test_cli.py::test_x", "-x"])
@@ -287,5 +289,5 @@ def test_every_make_target_is_one_call_of_course():
         line = rf"^{command}:\n\t@\$\(PYTHON\) -m course {command}( --\w+( all)?| .\$\(SUBMISSIONS\).)? \$\(ARGS\)$"
         assert re.search(line, makefile, re.MULTILINE), command
     runner = ROOT / ".ci" / "run"
-    assert "make test" in runner.read_text(encoding="utf-8")
+    assert "make test ARGS=--all" in runner.read_text(encoding="utf-8")
     assert os.name == "nt" or os.access(runner, os.X_OK)
