@@ -229,6 +229,7 @@ def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path, capsys):
     assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-07", "--port", "8889"])) == 0
     assert "--LabApp.default_url=/lab/tree/15-07_cuda_memory_management_and_gpu_internals.ipynb" in started[0]
     assert started[0][-2:] == ["--port", "8889"]
+    assert "15-07" not in started[0], "JupyterLab would look for a file of that name, and end"
     assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=["15-77"])) == 2
     draft = Selected("15-11", "A draft", tmp_path / "15-11_a_draft.ipynb")
     monkeypatch.setattr(lab, "select", lambda names, book: [draft])

@@ -136,6 +136,8 @@ def test_the_environment_of_now_reaches_the_ranks(monkeypatch):
     seen = launch(lambda: (os.environ["COURSE_LAUNCH_TEST"], torch.get_num_threads(), os.getcwd()), 2, backend="gloo")
     assert seen == [("now", 1, os.getcwd())] * 2
     assert os.environ["OMP_NUM_THREADS"] == "7"
+    monkeypatch.delenv("PATH")  # which the server that ranks are forked from still has
+    assert launch(lambda: os.environ.get("PATH"), 2, backend="gloo") == [None, None]
 
 
 def test_output_comes_back_in_order_of_ranks(capsys):

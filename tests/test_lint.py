@@ -689,6 +689,9 @@ HARMLESS = {
         "next",
         "\n\n[1](15-04_custom_loss_functions_and_training_utilities.ipynb#Setup), [2](#Setup), [3](mailto:a@b.org)",
     ),
+    "a link as an editor writes it, such as %20 for a space": append(
+        "next", "\n\n[1](15%2D04_custom_loss_functions_and_training_utilities.ipynb)"
+    ),
     "a link in an indented code block": append("takeaways", "\n\nAs typed:\n\n    [x](none.ipynb) and more!"),
     "a link behind an escape": append("takeaways", " An \\[x\\](none.ipynb) in brackets."),
     "a heading in a comment": append("takeaways", "\n\n<!--\n# Another title\n-->"),

@@ -240,6 +240,14 @@ def test_every_link_leads_to_a_file_of_the_bundle(bundle):
             assert link in bundle, f"{name} links to {link}"
 
 
+def test_lessons_link_to_all_the_others_that_they_name(bundle):
+    """To later ones, too; a link to what the bundle lacks would have become text."""
+    link = re.compile(r"\]\(([^()\s:]+\.ipynb)")
+    for lesson in finished(BOOK):
+        theirs, ours = link.findall(bundle[lesson.path.name].decode()), link.findall(lesson.path.read_text("utf-8"))
+        assert theirs == [name for name in ours if name in bundle], lesson.label
+
+
 # the address --------------------------------------------------------------------------------------------------------
 
 
