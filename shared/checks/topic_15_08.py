@@ -204,9 +204,11 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
     def root(case: _Case) -> int:
         return case.ring[case.argument or 0]
 
-    with trial.group("the root's tensor on every rank, in place", hint="which rank is at which place?", see=1):
+    hint = "who sends to this rank, in which round, and does it have the tensor by then?"
+    with trial.group("the root's tensor on every rank, in place", hint=hint, see=2):
         for name, case, rank, entry in entries:
-            trial.equal(name, entry["rows"], case.with_middle(rank, case.rows(root(case))[1]))
+            see = 1 if case.argument else 2  # another root than place 0, or the tree itself
+            trial.equal(name, entry["rows"], case.with_middle(rank, case.rows(root(case))[1]), hint=hint, see=see)
     hint = "who could send, and stands idle, in your second round?"
     with trial.group("sends and receives, in ceil(log2 N) rounds", hint=hint, see=2, free=True):
         _hold_no_collective(trial, entries)
@@ -356,7 +358,7 @@ class _Steps:
         return loss
 
 
-def _in_groups(notes: Notes, cases: Callable[[int], list], call: Callable) -> dict[tuple[int, int], Any]:
+def _in_groups_on_ranks(notes: Notes, cases: Callable[[int], list], call: Callable) -> dict[tuple[int, int], Any]:
     """(size, number of the case) → call(case, place, group), where the world of five is the default."""
     rank, found = dist.get_rank(), {}
     groups = {size: dist.new_group(list(range(5 - size, 5))) for size in _SIZES}
@@ -386,7 +388,7 @@ def _train_on_ranks(notes: Notes, answer: Callable) -> dict[tuple[int, int], Any
             said = answer(steps, case.patience, *group)
         return said, steps.taken, calls
 
-    return _in_groups(notes, _trainings, train)
+    return _in_groups_on_ranks(notes, _trainings, train)
 
 
 @exercise("15-08.4", "Find the deadlock", points=20, demands=3)
@@ -395,7 +397,8 @@ def train_until(trial: Trial, answer: Any) -> None:
     hint = "in this case, how often does each rank come to the call that it waits in?"
     found = ranks(trial, _train_on_ranks, 5, answer, hint=hint, see=1)
     entries = list(_by_place(_trainings, found))
-    with trial.group("the means, on every rank, until they stop falling", hint="work this case out by hand", see=2):
+    hint = "work this case out by hand: which losses does each mean have, and after which step do all ranks stop?"
+    with trial.group("the means, on every rank, until they stop falling", hint=hint, see=3):
         for name, case, _, _, (said, _, _) in entries:
             trial.close(name, said, case.outcome()[0], rtol=1e-6, atol=1e-6)
     with trial.group("no rank takes a step in vain", hint="when is it known that this was the last step?"):
@@ -487,7 +490,7 @@ def _average_on_ranks(notes: Notes, answer: Callable) -> dict[tuple[int, int], A
         grads = [p.grad if p.grad is None else p.grad.clone() for p in parameters]
         return {"grads": grads, "same": same, "said": said, "calls": calls}
 
-    return _in_groups(notes, _averages, average)
+    return _in_groups_on_ranks(notes, _averages, average)
 
 
 def _in_one_bucket(parameters: Any, bucket_bytes: int, group: dist.ProcessGroup | None = None) -> int:
@@ -516,7 +519,7 @@ def average_gradients(trial: Trial, answer: Any) -> None:
     entries = list(_by_place(_averages, found))
     with trial.group(
         "every gradient is the mean over the ranks",
-        hint="which piece goes to which parameter, is it complete when you read it, and does it get into p.grad?",
+        hint="who shares this sum, is it complete when you read it, and which piece gets into which p.grad?",
         see=2,
     ):
         for name, case, size, _, entry in entries:
@@ -578,8 +581,8 @@ def _backwards() -> list[_Backward]:
     rng = random.Random(6)
     even = tuple(k / 100 for k in range(1, 10))
     cases = [
-        _Backward(even[:8], (1_000_000,) * 8, 2, 1e-5, 1e9),  # small steps pay: the last bucket is short
         _Backward(even[:8], (1_000_000,) * 8, 64, 1e-3, 1e10),  # latency: one bucket
+        _Backward(even[:8], (1_000_000,) * 8, 2, 1e-5, 1e9),  # small steps pay: the last bucket is short
         _Backward(even, (10_000_000,) * 9, 2, 1e-6, 1e9),  # each alone
         _Backward((0.01, 0.01, 0.02, 0.02, 0.02, 0.04), (4_000_000,) * 6, 3, 1e-5, 1e9),
     ]
