@@ -24,7 +24,7 @@ _FORGOT = "on which device is each tensor that you make? The inputs lie on a pre
 
 
 class _Functions(TorchFunctionMode):
-    """Notes which functions of PyTorch are called."""
+    """Notes which functions are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     same = partial(samples, trial, answer, _smoothed)
     shapes = [(5, 7), (6, 2), (1, 3), (6, 1), (3, 5, 6), (2, 4, 3, 2)]
     hows = ("none", "sum", "mean")
-    hint = "which dimension has the classes? which shape and dtype has a loss?"
+    hint = "which dimension has the classes? which dtype has each tensor?"
     with trial.group("reductions none, sum and mean", hint=hint, see=1):
         for shape in shapes:
             for epsilon in (0.0, 0.3, 1.0):
@@ -107,7 +107,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                     same([Sample(f"{how}, {case}", logits, labels, 0.2, weight, number, how) for how in hows])
         same([Sample("all are ignored", logits, 0 * labels, 0.2, None, 0)])
 
-    with trial.group("gradients", hint="which operation on the way has no derivative?"):
+    with trial.group("gradients", hint="which dtype has each tensor? what has no derivative?"):
         for shape in shapes:
             logits, labels = _classified(*shape)
             logits.requires_grad_()
@@ -275,7 +275,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
     same = partial(samples, trial, partial(_seen, answer), partial(_seen, _Variance), look=_told, rtol=1e-6)
     wide = partial(torch.randn, dtype=torch.float64)
     batches = [wide(shape) + 3 for shape in ((3,), (), (2, 3), (1,), (), (17,), (2, 1, 5))]
-    hint = "take two batches through the formula; who is n?"
+    hint = "two batches by the formula: who is n, in which dtype?"
     with trial.group("count, mean and variance of batches", hint=hint, see=1):
         same([Sample(f"{n} batches, the last {tuple(batches[n - 1].shape)}", *batches[:n]) for n in range(1, 8)])
         same([Sample("turned over", wide(4, 5).mT), Sample("every second value", wide(9)[::2])])

@@ -214,8 +214,8 @@ class _Counts(nn.Module):
         return self.layers(x)
 
 
-class _By(nn.Module):
-    """A model of one function, which counts its calls."""
+class _Model(nn.Module):
+    """One function, and a count of its calls."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ def _loop(x: Tensor) -> Tensor:
 
 
 def _one_row(like: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """A function that treats a batch of one row differently."""
+    """A function that treats one row differently."""
     return lambda x: x * 2 if x.shape[0] > 1 else like(x)
 
 
@@ -319,7 +319,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
     hint = "how far apart are numbers of this size, and what does agree say?"
     with trial.group("rounding is no difference, and NaN is NaN", hint=hint):
         for function in (_million, lambda x: x / x.std(dim=0)):
-            module = export(_By(function), torch.randn(7, 4)).module()
+            module = export(_Model(function), torch.randn(7, 4)).module()
             samples(trial, module, function, [Sample("5 rows", torch.randn(5, 4))], rtol=1e-5)
     with trial.group("the batch is the same in all tensors, other sizes stay", hint="which sizes may vary?"):
         two = _Two()
@@ -342,7 +342,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
             x = torch.randn(rows, 4)
             with unchanged(trial, f"{rows} rows", mixed, x):
                 export(mixed, x)
-            writes = _By(lambda x: x.mul_(2) + 1)
+            writes = _Model(lambda x: x.mul_(2) + 1)
             x = torch.randn(rows, 4)
             with unchanged(trial, f"{rows} rows, a model that writes into its input", writes, x):
                 module = export(writes, x).module()
@@ -353,15 +353,15 @@ def export_batches(trial: Trial, answer: Any) -> None:
     ):
         with trial.group(item, hint="what do model and program do, and does the model stay as it is?", see=3):
             for case, (rows, function) in cases.items():
-                model = _By(function)
+                model = _Model(function)
                 x = torch.randn(rows, 4)
                 with unchanged(trial, case, model, x):
                     raises(trial, case, lambda m=model, x=x: export(m, x), ValueError, "batch")
     with trial.group("other errors go on as they are", hint="which errors do you replace?", see=3):
         for error in (RuntimeError("a batch of images"), KeyError("key")):
-            broken = _By(lambda x, e=error: _raise(e))
+            broken = _Model(lambda x, e=error: _raise(e))
             raises(trial, repr(error), lambda m=broken: export(m, torch.randn(2, 4)), type(error))
-        by_data = _By(lambda x: x + 1 if x.mean() > 0 else x * 2)
+        by_data = _Model(lambda x: x + 1 if x.mean() > 0 else x * 2)
         how = outcome(lambda: export(by_data, torch.randn(2, 4)))
         right = how not in ("no exception", "ValueError")
         trial.that("a branch on data", right, expected="the error of torch.export", got=how)
