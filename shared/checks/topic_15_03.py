@@ -92,7 +92,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         found = {}
         for place in ("__dict__", *old):
             entries = [(name, value) for name, value in getattr(module, place).items() if name in ("fc", "fc2")]
-            found[place] = [f"{name}: {texts.get(id(value), 'old value')}" for name, value in entries]
+            found[f"in {place}"] = [f"{name}: {texts.get(id(value), 'old value')}" for name, value in entries]
         return found
 
     for text, demands in _GRID.items():
@@ -181,13 +181,13 @@ def convert(trial: Trial, answer: Any) -> None:
     halves = Sample("bfloat16", _checkpoint(3, dtype=torch.bfloat16), _target(), range(4))
     with trial.group("has target's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
         same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
-    for names, demand, hint in (
-        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are split", "which is which?"),
-        (("head",), "the head has the chosen classes, in order", "which rows of which tensors?"),
-        (("patch.weight",), "the stem is folded for one channel, otherwise it stays", "what does a grey image give?"),
-        (("position",), "positions are resized to the target's grid", "what is that grid?"),
+    for names, demand, hint, see in (
+        (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are split", "which is which?", 1),
+        (("head",), "the head has the chosen classes, in order", "which rows of which tensors?", 2),
+        (("patch.weight",), "the stem is folded for one channel, or else stays", "what does a grey image give?", 2),
+        (("position",), "positions are resized to the target's grid", "what is that grid?", 2),
     ):
-        with trial.group(demand, hint=hint, see=2):
+        with trial.group(demand, hint=hint, see=see):
             same(cases, look=lambda result, *_, names=names: {k: result[k] for k in result if k.startswith(names)})
     with trial.group("state, target and their tensors stay as they are", hint="what do you write into?"):
         same(cases, look=lambda result, state, target, _: [sorted(result), state, target])
@@ -196,7 +196,7 @@ def convert(trial: Trial, answer: Any) -> None:
         raises(trial, words[0], partial(answer, state, _target(**{"classes": 2, **sizes}), [0, 3]), ValueError, *words)
 
     state = _checkpoint(3)
-    with trial.group("a key that is left over raises ValueError with its name", hint="what does a dot match?", see=3):
+    with trial.group("a key that is left over raises ValueError with its name", hint="is it in report.left?", see=3):
         for key in ("_orig_mod.blocks.0.steps", "ema", "norm.weight"):
             refused({**state, key: torch.zeros(8)}, key.removeprefix(_PREFIX))
         dotted = {key.replace("0.self_attn.out", "0.self_attn_out"): state[key] for key in state}
