@@ -439,6 +439,10 @@ WRONG_GROWTH = {
         "confusion_5: the counts",
     ),
     "always on the CPU": (growth((", device=logits.device", "")), "confusion_5: Python reads no value"),
+    "a boolean mask": (
+        growth((f"    return {_BIN}", f"    pairs[pairs >= 0] = pairs.clone()\n    return {_BIN}")),
+        "confusion_5: Python reads no value",
+    ),
     "bincount": (
         growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
         "confusion_5: Python reads no value",

@@ -18,7 +18,7 @@ from course.lesson_code import answers, definitions
 from shared.checks import topic_15_10 as check
 
 CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer read-together columns ex-log ex-file
-    place forward groups count-samples metrics default-parts bare ranks measure trainer-with-parts synced ex-step sampler generators
+    place forward groups count-samples metrics default-parts bare one-process measure trainer-with-parts synced ex-step sampler generators
     fingerprint ex-state"""
 GIVEN = definitions("15-10", "device", *CELLS.split())
 ANSWERS = answers("15-10", given=GIVEN)
@@ -462,6 +462,12 @@ WRONG_LOG = {
         variant("log", ("        self.waiting.append(row)\n", "        self.waiting = [row]\n")),
         "all columns",
     ),
+    "waits in rows": (
+        variant(
+            "log", ("        self.waiting = []\n        trainer", "        self.waiting = self.rows\n        trainer")
+        ),
+        "all columns",
+    ),
     "rows stay": (variant("log", ("        self.waiting = []\n        for", "        for")), "all columns"),
     "emits nothing": (
         variant(
@@ -845,6 +851,10 @@ WRONG_STATE = {
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (
         variant("state", ('states["began"]', 'states["now"]')),
+        "saved in an epoch",
+    ),
+    "generators of the first process": (
+        variant("state", ('["generators"][trainer.ranks.rank]\n            set', '["generators"][0]\n            set')),
         "saved in an epoch",
     ),
     "generators aren't set": (variant("state", (_BEGAN, "            pass\n")), "saved in an epoch"),

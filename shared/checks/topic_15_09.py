@@ -476,11 +476,12 @@ def _check_record_4(trial: Trial, answer: Callable) -> None:
         trial.equal("a model that fails", raised, "_Interrupted")
 
 
-def _operations(action: Callable[[], object]) -> int:
-    """How many operations the action calls, as the notebook's figure counts them."""
+def _operations(action: Callable[[], object]) -> tuple[int, int]:
+    """How many operations the action calls, as the notebook counts them, and how many masks of those are boolean."""
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as recording:
         action()
-    return sum(event.cpu_parent is None for event in recording.events())
+    names = [event.name for event in recording.events()]
+    return sum(event.cpu_parent is None for event in recording.events()), names.count("aten::nonzero")
 
 
 def _check_confusion_5(trial: Trial, answer: Callable) -> None:
@@ -498,9 +499,10 @@ def _check_confusion_5(trial: Trial, answer: Callable) -> None:
     with trial.group(item, hint=hint, free=True):  # "meta" has no values: who reads one fails
         counts = answer(torch.randn(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
         trial.equal("device of the counts for logits on 'meta'", str(counts.device), "meta")
+        trial.equal("boolean masks", _operations(partial(answer, torch.eye(3), torch.tensor([0, 2, 2])))[1], 0)
     used = []
     for n, classes in ((5, 3), (200, 3), (60, 25)):
-        used.append(_operations(partial(answer, torch.randn(n, classes), torch.randint(classes, (n,)))))
+        used.append(_operations(partial(answer, torch.randn(n, classes), torch.randint(classes, (n,))))[0])
     trial.that(
         "confusion_5: at most 20 operations",
         max(used) <= 20,
@@ -619,6 +621,8 @@ def pair(trial: Trial, answer: Any) -> None:
                     # room for a deviation that divides by the count, or by one less
                     trial.close(f"{name}, {case}", got[name], want[name], rtol=5e-3, atol=5e-3)
 
+    hint = "which two calls does the script make in each epoch?"
+    demand("trains in training mode, measures in evaluation mode", ("modes",), hint)
     demand(
         "the training is that of the script, on images standardized once",
         ("sizes of the batches", "batches", "weights", "autograd is on"),
@@ -627,8 +631,6 @@ def pair(trial: Trial, answer: Any) -> None:
     )
     hint = "what does the model see when it is measured?"
     demand("the held images are standardized in the same way", ("held images",), hint, see=2)
-    hint = "which two calls does the script make in each epoch?"
-    demand("trains in training mode, measures in evaluation mode", ("modes",), hint)
     kept = ("changed at a call", "changed afterwards")
     demand("images and labels stay as they were", kept, "whose memory do you write to?", see=1, free=True)
     with trial.group("returns one float for each epoch", hint="what does the task ask for?"):
