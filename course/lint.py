@@ -113,7 +113,6 @@ def template_topic(path: Path) -> Topic:
         owns="{{owns}}",
         description="",
         status="draft",
-        warnings=(),
     )
 
 
