@@ -20,7 +20,6 @@ LEFT_ALONE = {".git", ".venv", ".site", "workbook", "full"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course clean`."""
     parser.add_argument("--all", action="store_true", help="also the environment, .venv (if `course` has made it)")
     parser.add_argument("--data", action="store_true", help="also the full data sets in datasets/full")
 

@@ -23,7 +23,6 @@ RUFF_SECONDS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course lint`."""
     parser.add_argument(
         "notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist, the templates, the module's page"
     )

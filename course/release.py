@@ -159,7 +159,6 @@ def _lessons(root: Path, commit: Commit, book: Syllabus) -> dict[str, nbformat.N
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course release`."""
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder (default: dist)")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+from collections.abc import Callable
 
 SAMPLE = "sample"  # what a command uses that is given nothing else
 
@@ -35,3 +38,15 @@ def check_settings(data: str | None = None, *, named: str = "--data") -> str:
     except ValueError as error:
         raise SettingError(str(error)) from None
     return mode
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """The `type` of an argument that must be above zero."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 0 < (value := kind(text)) < float("inf"):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} is not a positive {'whole ' if kind is int else ''}number")
+
+    return read

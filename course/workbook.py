@@ -20,7 +20,6 @@ from course.syllabus import Syllabus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course workbook`."""
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that are no drafts")
     parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
 

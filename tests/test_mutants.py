@@ -366,7 +366,7 @@ def command(tmp_path, monkeypatch, notebook, capsys):
 
     def run(*names, fresh=False, **changes):
         path = notebook(**changes)
-        args = SimpleNamespace(topics=list(names) or [str(path)], fresh=fresh, jobs=1, list=False)
+        args = SimpleNamespace(topics=list(names) or [str(path)], fresh=fresh, jobs=1)
         status = mutate.main(args)
         return status, capsys.readouterr().out
 

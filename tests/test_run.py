@@ -452,12 +452,13 @@ def test_table_shows_budget_and_what_is_missing():
     assert "not written yet" in rows[2]
 
 
-def test_live_table_renders():
-    display = run._Display([job("running", cells=9, cell=3, memory=10**9, started=time.monotonic())], Console())
+def test_a_running_notebook_is_told_of(monkeypatch):
+    monkeypatch.setattr(run, "REPORT_SECONDS", 0.01)
     printed = io.StringIO()
-    Console(file=printed, width=100).print(display._render())
-    assert "3/9" in printed.getvalue()
-    assert "1.00 GB" in printed.getvalue()
+    jobs = [job("running", cells=9, cell=3, memory=10**9, started=time.monotonic())]
+    with run._Display(jobs, Console(file=printed, width=100)):
+        time.sleep(0.5)
+    assert "15-01  cell 3/9  0 s  1.00 GB" in printed.getvalue()
 
 
 def test_wrong_usage(tmp_path, monkeypatch):
