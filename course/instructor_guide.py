@@ -52,19 +52,12 @@ PICKS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a lesson, from one heading to the next.
+    """A stretch of a lesson, from one heading to the next."""
 
-    Attributes:
-        heading: without its #.
-        reading: minutes.
-        exercises: number → minutes of those in it.
-        stops: True if the lesson says in it where to stop for the day.
-    """
-
-    heading: str
-    reading: float
-    exercises: dict[str, int]
-    stops: bool
+    heading: str  # without its #
+    reading: float  # minutes
+    exercises: dict[str, int]  # number → minutes of those in it
+    stops: bool  # True if the lesson says in it where to stop for the day
 
 
 def render(syllabus: Syllabus) -> dict[str, str]:

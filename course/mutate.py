@@ -47,22 +47,14 @@ class Survivor:
 
 @dataclass
 class Record:
-    """What is kept of an exercise.
+    """What is kept of an exercise."""
 
-    Attributes:
-        digest: of everything that decides the outcome.
-        mutants, caught: how many there are, and how many the check rejects.
-        seconds: how long that took.
-        timed_out: how many of the caught had not ended in time.
-        survivors: the others.
-    """
-
-    digest: str
-    mutants: int
+    digest: str  # of everything that decides the outcome
+    mutants: int  # how many there are, and how many the check rejects
     caught: int
-    seconds: int
-    timed_out: int = 0
-    survivors: list[Survivor] = field(default_factory=list)
+    seconds: int  # how long that took
+    timed_out: int = 0  # how many of the caught had not ended in time
+    survivors: list[Survivor] = field(default_factory=list)  # the others
 
     @property
     def unexplained(self) -> list[Survivor]:
@@ -185,11 +177,7 @@ def _mutate_topic(
 
 
 def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutant]] = mutants) -> Record:
-    """Try every mutant of an exercise.
-
-    Raises:
-        TargetError: the check rejects the answer itself, or it can't be run.
-    """
+    """Try every mutant of an exercise. TargetError if the check rejects the answer itself, or it can't be run."""
     start = time.monotonic()
     reference = try_answer(target, target.answer)
     if reference.status == "not attempted":

@@ -64,14 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive(float), default=300.0, metavar="S", help="seconds for a cell (default 300)"
     )
-    parser.add_argument("--data", metavar="MODE", help="sample, full or auto (default: COURSE_DATA, else sample)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     console = _console()
     try:
-        data = check_settings(args.data)
+        data = check_settings()
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
         if args.cell and not args.save:
