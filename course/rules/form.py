@@ -111,13 +111,6 @@ def cell_ids(notebook: Notebook) -> Iterator[Complaint]:
             break
 
 
-@rule("empty-cell")
-def empty_cell(notebook: Notebook) -> Iterator[Complaint]:
-    for cell in notebook.cells:
-        if not cell.source.strip():
-            yield cell.id, "is empty; remove it"
-
-
 @rule("title")
 def title(notebook: Notebook) -> Iterator[Complaint]:
     wanted = f"{notebook.topic.number}: {notebook.topic.title}"

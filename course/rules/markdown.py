@@ -103,8 +103,6 @@ def _flat(tokens: list[Token]) -> Iterator[Token]:
 
 
 def _words(token: Token) -> str:
-    if token.type.startswith("math_"):
-        return " formula "
     if token.type in ("text", "image"):
         return token.content
     if token.type == "list_item_open":
