@@ -96,23 +96,10 @@ def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
 
 def template_topic(path: Path) -> Topic:
     """The topic that a template is held against: a draft whose texts are the placeholders that `new` fills in."""
-    return Topic(
-        number="{{number}}",
-        title="{{title}}",
-        file=path.name,
-        path=path.resolve(),
-        key_content="",
-        dataset="{{dataset}}",
-        time="{{time}}",
-        minutes=0,
-        budget_seconds=0,
-        category="{{category}}",
-        template=path.name,
-        prerequisites=("{{prerequisites}}",),
-        owns="{{owns}}",
-        description="",
-        status="draft",
-    )
+    texts = {key: "{{" + key + "}}" for key in ("number", "title", "dataset", "time", "category", "owns")}
+    nothing = {"key_content": "", "description": "", "minutes": 0, "budget_seconds": 0, "status": "draft"}
+    needs = ("{{prerequisites}}",)
+    return Topic(file=path.name, path=path.resolve(), template=path.name, prerequisites=needs, **texts, **nothing)
 
 
 def _topic_of(path: Path, syllabus: Syllabus) -> Topic | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -273,25 +273,20 @@ def _size(number: int) -> str:
     return f"{number / 1e9:.2f} GB" if number else ""
 
 
-def _explain(job: Job) -> Group:
+def _explain(job: Job) -> Text:
     """A failure in full: where, the cell's source with a mark at the line, the traceback."""
     failure = job.progress.failure
-    name = job.notebook.path
-    if name.is_relative_to(ROOT):
-        name = name.relative_to(ROOT)
-    parts = [Text(f"\nFAILED  {name}", "bold red")]
+    path = job.notebook.path
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    told = Text().append(f"\nFAILED  {name}\n", "bold red")
     if failure.cell_number:
-        parts.append(Text(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'", "bold"))
-    parts.append(Text(failure.reason))
-    if failure.source:
-        parts.append(Text())
-        for number, line in enumerate(failure.source.splitlines(), start=1):
-            marked = number == failure.line
-            parts.append(Text(f"{'>' if marked else ' '} {number:3} | {line}", "bold" if marked else "dim"))
-    if failure.traceback:
-        parts += [Text(), Text.from_ansi(failure.traceback)]
-    parts.append(Text())
-    return Group(*parts)
+        told.append(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'\n", "bold")
+    told.append(f"{failure.reason}\n\n")
+    for number, line in enumerate(failure.source.splitlines(), start=1):
+        marked = number == failure.line
+        told.append(f"{'>' if marked else ' '} {number:3} | {line}\n", "bold" if marked else "dim")
+    told.append("\n")
+    return told.append(Text.from_ansi(failure.traceback))
 
 
 def _summary(jobs: list[Job]) -> Table:
