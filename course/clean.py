@@ -1,6 +1,6 @@
 """Remove what the other commands made: executed/ and caches.
 
-Student work in workbook/ is never removed, and full data sets only by --data.
+Student work in workbook/ and full data sets are never removed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ LEFT_ALONE = {".git", ".venv", ".site", "workbook", "full"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course clean`."""
     parser.add_argument("--all", action="store_true", help="also the environment, .venv (if `course` has made it)")
-    parser.add_argument("--data", action="store_true", help="also the full data sets in datasets/full")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if something can't be removed."""
     try:
-        for path in remove(ROOT, data=args.data):
+        for path in remove(ROOT):
             print(f"removed {path.relative_to(ROOT)}")
         if args.all and Environment(ROOT).remove():
             print("removed .venv")
@@ -38,11 +36,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def remove(root: Path, *, data: bool) -> Iterator[Path]:
-    """Remove executed/, the caches and, if asked for, datasets/full below `root`; yields each when it is gone."""
+def remove(root: Path) -> Iterator[Path]:
+    """Remove executed/ and the caches below `root`; yields each when it is gone."""
     found = [root / "executed"]
-    if data:
-        found.append(root / "datasets" / "full")
     for folder, names, _ in os.walk(root):
         found += [Path(folder, name) for name in names if name in CACHES]
         names[:] = [name for name in names if name not in CACHES | LEFT_ALONE and not Path(folder, name).is_symlink()]

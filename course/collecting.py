@@ -45,25 +45,15 @@ class CollectingError(ValueError):
 
 @dataclass(frozen=True)
 class HandedIn:
-    """A notebook that a student has handed in, or a file of theirs that can't be read.
+    """A notebook that a student has handed in, or a file of theirs that can't be read."""
 
-    Attributes:
-        student: as the folder or the export calls them.
-        where: the file, relative to what was searched.
-        submission: what is in it; None if it can't be read.
-        topic: the submission's; of an unreadable file what its name says, or "".
-        problem: why it can't be read.
-        when: when it was written, in seconds since 1970.
-        notes: sentences that a reader should see.
-    """
-
-    student: str
-    where: str
-    submission: Submission | None
-    topic: str
-    problem: str = ""
-    when: float = 0
-    notes: tuple[str, ...] = ()
+    student: str  # as the folder or the export calls them
+    where: str  # the file, relative to what was searched
+    submission: Submission | None  # what is in it; None if it can't be read
+    topic: str  # the submission's; of an unreadable file what its name says, or ""
+    problem: str = ""  # why it can't be read
+    when: float = 0  # when it was written, in seconds since 1970
+    notes: tuple[str, ...] = ()  # sentences that a reader should see
 
 
 @dataclass

@@ -53,19 +53,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the code may take.
+    """What the code may take."""
 
-    Attributes:
-        memory: bytes, of each process, and of all together above what PyTorch takes.
-        processes: how many there may be at a time. Where the kernel counts, it allows four threads for each.
-        file_size: bytes of a file; if the process is sealed, of all files.
-        open_files: of each process.
-    """
-
-    memory: int = 4 * 2**30
-    processes: int = 32
-    file_size: int = 2**29
-    open_files: int = 1024
+    memory: int = 4 * 2**30  # bytes, of each process, and of all together above what PyTorch takes
+    processes: int = 32  # how many there may be at a time. Where the kernel counts, it allows four threads for each
+    file_size: int = 2**29  # bytes of a file; if the process is sealed, of all files
+    open_files: int = 1024  # of each process
 
 
 def say(link: Connection, message: Any) -> None:
@@ -104,13 +97,9 @@ class Confined:
         is_sealed: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        """
-        Args:
-            work: function of a module; called with a connection to `say` something through, and the arguments.
-            arguments: of `work`, such as can be pickled.
-            limits: what it may take.
-            is_sealed: see above; `can_seal` says whether that is possible.
-            stop: when it is set, `hear` raises Stopped.
+        """`work` is a function of a module; it gets a connection to `say` something through, and the arguments.
+
+        When `stop` is set, `hear` raises Stopped. `can_seal` says whether a process can be sealed.
         """
         self._work, self._arguments, self._limits = work, arguments, limits
         self._is_sealed, self._stop = is_sealed, stop
@@ -156,9 +145,8 @@ class Confined:
     def hear(self, seconds: float) -> Any:
         """What the process says next.
 
-        Raises:
-            Stopped: it said nothing in so many seconds, died, took more than it may, or sent no JSON.
-            OSError: it could not be sealed, so nothing was run.
+        Raises Stopped if it said nothing in so many seconds, died, took more than it may, or sent no JSON; OSError if
+        it could not be sealed, so that nothing was run.
         """
         deadline = time.monotonic() + seconds
         while True:

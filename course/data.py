@@ -15,7 +15,6 @@ from shared.data.fetching import data_root, fetch, sources
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course data`."""
     parser.add_argument("--fetch", choices=[*ALL, "all"], help="fetch full sets that are missing or damaged")
     parser.add_argument("--mirror", metavar="URL|FOLDER", default="", help="tried first (default: COURSE_DATA_MIRROR)")
     parser.add_argument("--root", metavar="FOLDER", help="of the full sets (default: COURSE_DATA_DIR or datasets/full)")

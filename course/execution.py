@@ -133,12 +133,11 @@ async def execute(
     rehearse: bool = False,
     kernel: list[str] | None = None,
 ) -> None:
-    """Run all code cells in place, until one fails.
+    """Run all code cells in place, until one fails; `progress` is filled in while they run.
 
     Args:
         notebook: is changed: outputs and execution counts (also of the cell that failed), language_info.
         folder: the kernel's working directory.
-        progress: is filled in while it runs; `progress.failure` says at the end whether and why it failed.
         timeout: seconds for one cell.
         env: environment variables on top of the present ones.
         rehearse: pretend an accelerator (shared/pretended.py), so that a tensor on the wrong device fails its cell. A
@@ -418,8 +417,6 @@ def _failure(cell: NotebookNode | None, number: int, reason: str) -> Failure:
     count = cell.get("execution_count")
     name = re.escape(str(count)) if count else r"\d+"
     found = re.search(rf"Cell In\s?\[{name}\], line (\d+)", plain(traceback))
-    if found is None:  # older IPython
-        found = re.search(rf"(?:Input In |<ipython-input-){name}.*?-+> (\d+) ", plain(traceback), re.DOTALL)
     return Failure(reason, cell.get("id", ""), number, cell.source, int(found[1]) if found else None, traceback)
 
 

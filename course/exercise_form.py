@@ -24,34 +24,23 @@ class MarkerError(ValueError):
 
 def answer_metadata(grade_id: str) -> dict:
     """nbgrader's schema-3 metadata of an answer cell with this id ("ex-swish")."""
-    return {
-        "grade": False,
-        "grade_id": grade_id,
-        "locked": False,
-        "schema_version": 3,
-        "solution": True,
-        "task": False,
-    }
+    return _metadata(grade_id, solution=True)
 
 
 def check_metadata(grade_id: str, points: int) -> dict:
     """nbgrader's schema-3 metadata of a check cell with this id ("ex-swish-check") and these points."""
-    return {
-        "grade": True,
-        "grade_id": grade_id,
-        "locked": True,
-        "points": points,
-        "schema_version": 3,
-        "solution": False,
-        "task": False,
-    }
+    return _metadata(grade_id, grade=True, locked=True, points=points)
+
+
+def _metadata(grade_id: str, **more: bool | int) -> dict:
+    kinds = {"grade": False, "locked": False, "schema_version": 3, "solution": False, "task": False}
+    return {"grade_id": grade_id, **kinds, **more}
 
 
 def solution_blocks(source: str) -> list[tuple[int, int]]:
     """Where the solutions are: indices of the lines with BEGIN and END, in order.
 
-    Raises:
-        MarkerError: a marker has no partner or is misspelt (which would leave the solution in).
+    MarkerError if a marker has no partner or is misspelt (which would leave the solution in).
     """
     return _blocks(source, BEGIN, END)
 
@@ -103,9 +92,8 @@ def without_hidden_tests(source: str) -> str:
 def student_source(source: str) -> str:
     """The cell as a student gets it: each BEGIN to END block becomes a stub, indented like the BEGIN line.
 
-    Raises:
-        MarkerError: as `solution_blocks`; what is left is not Python; or a stub would raise as soon as the cell runs,
-            since it is in no function.
+    MarkerError as `solution_blocks`, if what is left is not Python, or if a stub would raise as soon as the cell runs,
+    since it is in no function.
     """
     lines = source.split("\n")
     stubs = set()  # lines, from 1, that raise

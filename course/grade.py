@@ -49,6 +49,7 @@ from course.grading import ABSENT, NOT_HANDED_IN, PROBLEMS, UNREADABLE, Graded, 
 from course.judging import BROKEN
 from course.lesson_code import TargetError
 from course.processes import asked_to_end
+from course.settings import positive
 from course.submission import Submission
 from course.syllabus import SyllabusError
 
@@ -77,14 +78,17 @@ class Job:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course grade`."""
     parser.add_argument("submissions", nargs="?", default="", metavar="SUBMISSIONS", help="folder or zip file")
     parser.add_argument("--output", type=Path, help="folder (default: grades, beside SUBMISSIONS)")
     parser.add_argument("--seed", type=int, help="of the checks (default: that of the output folder, else random)")
     parser.add_argument("--force", action="store_true", help="grade again what was graded already, too")
-    parser.add_argument("--jobs", "-j", type=int, help="submissions at a time (default: one for each core)")
+    parser.add_argument("--jobs", "-j", type=positive(int), help="submissions at a time (default: one for each core)")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds for an answer, and for its check (default 60)"
+        "--timeout",
+        type=positive(float),
+        default=60.0,
+        metavar="S",
+        help="seconds for an answer, and for its check (default 60)",
     )
     parser.add_argument("--dask", metavar="ADDRESS", help="have a Dask cluster grade, such as tcp://10.0.0.1:8786")
     parser.add_argument("--gradescope", metavar="TOPIC", help="only write dist/gradescope-TOPIC.zip, an autograder")
@@ -152,10 +156,6 @@ def _settings(args: argparse.Namespace) -> tuple[Path, Path, int, GradingLimits]
     """The submissions, the output folder, the seed and the limits."""
     if not args.submissions:
         raise UsageError("name the folder or the zip file: make grade SUBMISSIONS=folder")
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
-    if not 0 < args.timeout < float("inf"):
-        raise UsageError(f"--timeout must be a positive number of seconds, not {args.timeout:g}")
     source = Path(args.submissions).resolve()
     output = args.output or source.parent / "grades"
     if output.resolve().is_relative_to(source):

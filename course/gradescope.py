@@ -61,7 +61,7 @@ def write(topic: str, folder: Path | None = None) -> str:
     files = {path: (ROOT / path).read_bytes() for path in chosen}
     files |= {"setup.sh": SETUP.encode(), "run_autograder": RUN.format(topic=topic).encode()}
     path = folder / f"gradescope-{topic}.zip"
-    write_whole(path, zipped(files, commit.moment, {"setup.sh", "run_autograder", *commit.programs}))
+    write_whole(path, zipped(files, commit.moment))
     return (
         f"{path}  {path.stat().st_size / 1e6:.1f} MB\n"
         "    Upload it at Gradescope: assignment, Configure Autograder, with Ubuntu 22.04 or newer as the base image\n"

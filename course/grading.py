@@ -51,38 +51,24 @@ TEXT = 2_000  # characters that are kept of what a check shows
 
 @dataclass(frozen=True)
 class GradingLimits:
-    """What a submission may take.
+    """What a submission may take."""
 
-    Attributes:
-        cell: seconds for an answer cell with what it needs, and again for its check.
-        total: seconds for all exercises of a submission; those that are left then are stopped.
-        process: what each process may take.
-    """
-
-    cell: float = 60
-    total: float = 900
-    process: Limits = field(default_factory=Limits)
+    cell: float = 60  # seconds for an answer cell with what it needs, and again for its check
+    total: float = 900  # seconds for all exercises of a submission; those that are left then are stopped
+    process: Limits = field(default_factory=Limits)  # what each process may take
 
 
 @dataclass(frozen=True)
 class GradedExercise:
-    """What became of one exercise.
+    """What became of one exercise."""
 
-    Attributes:
-        number, title, of: as in the heading.
-        points: what was earned.
-        status: one of the words above.
-        reason: one line, empty if it passed.
-        demands: what was judged, as dictionaries of name, passed, expected, got, hint.
-    """
-
-    number: str
+    number: str  # as in the heading, and title and of
     title: str
     of: int
-    points: float = 0
-    status: str = PASSED
-    reason: str = ""
-    demands: tuple[dict[str, Any], ...] = ()
+    points: float = 0  # what was earned
+    status: str = PASSED  # one of the words above
+    reason: str = ""  # one line, empty if it passed
+    demands: tuple[dict[str, Any], ...] = ()  # what was judged, as dictionaries of name, passed, expected, got, hint
 
 
 @dataclass(frozen=True)
@@ -131,17 +117,10 @@ def prepare(topics: Iterable[str]) -> str:
 
 
 def grade_file(path: Path, topic: str | None = None, *, seed: int, limits: GradingLimits | None = None) -> Graded:
-    """Grade a notebook.
+    """Grade a student's file, with another seed of the checks' random cases than the students'.
 
-    Args:
-        path: the student's file.
-        topic: "15-03"; None if the file's cells or its name say so.
-        seed: of the checks' random cases; another one than the students'.
-        limits: what it may take.
-
-    Raises:
-        UnreadableError: the file can't be read, or is none of the course's notebooks.
-        TargetError: the course has no such topic, or its notebook is not in order.
+    `topic` is "15-03", or None if the file's cells or its name say so. Raises UnreadableError if the file is none of
+    the course's notebooks, TargetError if the course has no such topic or its own notebook is not in order.
     """
     try:
         content = path.read_bytes()

@@ -2,6 +2,11 @@
 
 CURE = "run `make lab` in the course's folder"  # where the repository is; the students' bundle has another
 
+_BESIDE = """\
+    for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
+        print(f"Installing {wheel}, which came with this notebook")
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wheel], timeout=900)
+"""
 GUARD = f"""\
 # Does nothing where the course is installed. Elsewhere it installs it, or says what is missing.
 import subprocess
@@ -10,10 +15,7 @@ from glob import glob
 from importlib.util import find_spec
 
 if find_spec("torch") and not find_spec("shared"):
-    for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
-        print(f"Installing {{wheel}}, which came with this notebook")
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wheel], timeout=900)
-if not (find_spec("torch") and find_spec("shared")):
+{_BESIDE}if not (find_spec("torch") and find_spec("shared")):
     raise ImportError(
         f"The kernel's Python, {{sys.executable}}, lacks torch or `shared`. Choose another kernel "
         "(VS Code: Select Kernel, `.venv` of the course's folder), or "
@@ -23,11 +25,6 @@ if not (find_spec("torch") and find_spec("shared")):
 
 # what notebooks have that are handed out: another cure, and, where the course has an address, what is fetched when no
 # wheel lies beside them
-_BESIDE = """\
-    for wheel in sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))[-1:]:
-        print(f"Installing {wheel}, which came with this notebook")
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wheel], timeout=900)
-"""
 _FETCHED = """\
     beside = sorted(glob("advanced_pytorch_*.whl") + glob("../advanced_pytorch_*.whl"))
     course = beside[-1] if beside else "git+{address}"

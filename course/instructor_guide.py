@@ -32,38 +32,15 @@ END = "Self-assessment and end"
 _PART = re.compile(r"^(?=## (?!Milestones$)|### Milestone )", re.MULTILINE)
 _STOP = re.compile(r"\bstop\b[^.\n]*\btoday\b", re.IGNORECASE)
 
+# day → its topics, and which of their exercises it has time for; a notebook goes on where an exercise was left out
 A_WEEK = {
-    "Monday": ("15-01", "15-02"),
-    "Tuesday": ("15-03", "15-04"),
-    "Wednesday": ("15-05", "15-06"),
-    "Thursday": ("15-07", "15-08"),
-    "Friday": ("15-09", "15-10"),
+    "Monday": (("15-01", "15-02"), ("15-01.1", "15-01.2", "15-01.4", "15-02.1", "15-02.4", "15-02.5")),
+    "Tuesday": (("15-03", "15-04"), ("15-03.2", "15-03.4", "15-04.1", "15-04.4")),
+    "Wednesday": (("15-05", "15-06"), ("15-05.1", "15-05.4", "15-06.1", "15-06.3")),
+    "Thursday": (("15-07", "15-08"), ("15-07.1", "15-07.2", "15-07.4", "15-08.1", "15-08.4")),
+    "Friday": (("15-09", "15-10"), ("15-09.1", "15-09.3", "15-09.4", "15-10.1", "15-10.4")),
 }
-# what a week has time for; a notebook goes on where an exercise was left out
-SHORT_LIST = {
-    "15-01": ("15-01.1", "15-01.2", "15-01.4"),
-    "15-02": ("15-02.1", "15-02.4", "15-02.5"),
-    "15-03": ("15-03.2", "15-03.4"),
-    "15-04": ("15-04.1", "15-04.4"),
-    "15-05": ("15-05.1", "15-05.4"),
-    "15-06": ("15-06.1", "15-06.3"),
-    "15-07": ("15-07.1", "15-07.2", "15-07.4"),
-    "15-08": ("15-08.1", "15-08.4"),
-    "15-09": ("15-09.1", "15-09.3", "15-09.4"),
-    "15-10": ("15-10.1", "15-10.4"),
-}
-A_TERM = {
-    "1": ("15-01",),
-    "2": ("15-02",),
-    "3": ("15-03",),
-    "4": ("15-04",),
-    "5": ("15-05",),
-    "6": ("15-06",),
-    "7": ("15-07",),
-    "8": ("15-08",),
-    "9": ("15-09",),
-    "10 and 11": ("15-10",),
-}
+A_TERM = {str(week): (f"15-{week:02d}",) for week in range(1, 10)} | {"10 and 11": ("15-10",)}
 PICKS = {
     "Write your own gradients and layers": ("15-01", "15-03"),
     "Feed, train and measure a model well": ("15-02", "15-04"),
@@ -75,19 +52,12 @@ PICKS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a lesson, from one heading to the next.
+    """A stretch of a lesson, from one heading to the next."""
 
-    Attributes:
-        heading: without its #.
-        reading: minutes.
-        exercises: number → minutes of those in it.
-        stops: True if the lesson says in it where to stop for the day.
-    """
-
-    heading: str
-    reading: float
-    exercises: dict[str, int]
-    stops: bool
+    heading: str  # without its #
+    reading: float  # minutes
+    exercises: dict[str, int]  # number → minutes of those in it
+    stops: bool  # True if the lesson says in it where to stop for the day
 
 
 def render(syllabus: Syllabus) -> dict[str, str]:
@@ -157,10 +127,10 @@ def _hours(topics: dict[str, Topic], lessons: Mapping[str, list[Part]]) -> str:
 
 
 def _week(lessons: Mapping[str, list[Part]]) -> str:
-    rows = []
-    for day, numbers in A_WEEK.items():
-        chosen = [exercise for number in numbers for exercise in SHORT_LIST[number]]
-        rows.append((day, ", ".join(numbers), ", ".join(chosen), *_times(numbers, lessons, chosen)))
+    rows = [
+        (day, ", ".join(numbers), ", ".join(chosen), *_times(numbers, lessons, chosen))
+        for day, (numbers, chosen) in A_WEEK.items()
+    ]
     return table(("Day", "Topics", "Exercises done", "Reading", "Exercises", "Together"), rows)
 
 

@@ -30,28 +30,18 @@ _NOTHING = object()
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """What is to be done."""
 
-    Attributes:
-        task: the exercise.
-        setup: source of the setup cell.
-        lesson: the lesson's statements above the check.
-        passed: the student's earlier answers that passed, by their cells: they take the place of the lesson's.
-        others: what else the student wrote.
-        answer: source of the answer cell.
-        seed, seconds: of the check.
-        key: what each message has to hold.
-    """
-
-    task: Task
-    setup: str
-    lesson: list[Statement]
+    task: Task  # the exercise
+    setup: str  # source of the setup cell
+    lesson: list[Statement]  # the lesson's statements above the check
+    # the student's earlier answers that passed, by their cells: they take the place of the lesson's
     passed: dict[str, str]
-    others: list[str]
-    answer: str
-    seed: int
+    others: list[str]  # what else the student wrote
+    answer: str  # source of the answer cell
+    seed: int  # of the check
     seconds: float
-    key: str
+    key: str  # what each message has to hold
 
 
 class _RefusedError(BaseException):

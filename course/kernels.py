@@ -15,11 +15,9 @@ PATH_LIMIT = 100  # bytes of a socket file's path: 107 on Linux, 103 on macOS
 def connection(file: Path) -> dict[str, str]:
     """Settings for a `jupyter_client.KernelManager`.
 
-    Args:
-        file: where the kernel's connection is described, `*.json`, not there yet; its socket files lie beside it.
-            Jupyter removes all of them with the kernel.
-
-    Where a system has no socket files, or the path is too long for them, the kernel has ports.
+    `file` is where the kernel's connection is described, `*.json`, not there yet; its socket files lie beside it, and
+    Jupyter removes all of them with the kernel. Where a system has no socket files, or the path is too long for them,
+    the kernel has ports.
     """
     settings = {"connection_file": str(file)}
     if os.name != "nt" and len(os.fsencode(file.with_suffix(""))) + len("-ipc-5") <= PATH_LIMIT:

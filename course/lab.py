@@ -25,7 +25,6 @@ SETTINGS = Path(__file__).with_name("lab_settings")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course lab`."""
     parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
 
 

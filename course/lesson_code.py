@@ -42,8 +42,7 @@ class Answer:
 def exercises(path: Path) -> tuple[dict[str, str], list[Answer]]:
     """The sources of a notebook's code cells by their ids, and its answer cells, both in its order.
 
-    Raises:
-        TargetError: the notebook can't be read, or an answer cell has no check cell that calls `check.NAME(…)`.
+    TargetError if the notebook can't be read, or an answer cell has no check cell that calls `check.NAME(…)`.
     """
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -90,8 +89,7 @@ def answers(
 def definitions(number: str, *cells: str) -> dict[str, Any]:
     """Run a notebook's setup cell and the cells with the given ids, in the order of the page; return their namespace.
 
-    Raises:
-        KeyError: the notebook has no code cell with one of the ids.
+    KeyError if there is no such cell.
     """
     path, found = _code_cells(number)
     missing = sorted(set(cells) - {cell["id"] for cell in found})

@@ -60,14 +60,9 @@ def merge(edition: NotebookNode, students: NotebookNode, handed_out: dict[str, s
 
     Outputs stay where the source does. A lesson cell that the student deleted comes back. No argument is changed.
 
-    Args:
-        edition: the new one; each of its cells has an id.
-        students: the student's notebook.
-        handed_out: fingerprints of the edition that the student began with; empty if that isn't known. Then whatever
-            differs from the new edition counts as the student's.
-
-    Raises:
-        MergeError: a cell's id names one exercise, and its grade_id another.
+    `handed_out` are the fingerprints of the edition that the student began with; empty if that isn't known. Then
+    whatever differs from the new edition counts as the student's. MergeError if a cell's id names one exercise, and its
+    grade_id another.
     """
     merged = Merged(copy.deepcopy(edition), bool(handed_out))
     names = _names(edition)

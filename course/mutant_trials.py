@@ -31,25 +31,15 @@ LIMITS = Limits()  # what a mutant may take
 
 @dataclass(frozen=True)
 class Target:
-    """An exercise as its notebook has it.
+    """An exercise as its notebook has it."""
 
-    Attributes:
-        number: its place in the notebook, from 1.
-        cell: id of the answer cell.
-        answer: source of the answer cell.
-        before: source of what has to run before it.
-        check: the check, an expression such as "check.swish".
-        argument: what the check is called with, an expression such as "Swish".
-        digest: differs if the answer, the check, what either of them uses, or the mutator does.
-    """
-
-    number: int
-    cell: str
-    answer: str
-    before: str
-    check: str
-    argument: str
-    digest: str
+    number: int  # its place in the notebook, from 1
+    cell: str  # id of the answer cell
+    answer: str  # source of the answer cell
+    before: str  # source of what has to run before it
+    check: str  # the check, an expression such as "check.swish"
+    argument: str  # what the check is called with, an expression such as "Swish"
+    digest: str  # differs if the answer, the check, what either of them uses, or the mutator does
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,7 @@ class Outcome:
 
 
 def targets(path: Path) -> list[Target]:
-    """The exercises of a notebook (full edition), in its order.
-
-    Raises:
-        TargetError: the notebook can't be read, or an answer cell has no check cell that calls `check.NAME(…)`.
-    """
+    """The exercises of a notebook (full edition), in its order. Raises TargetError as `exercises` does."""
     code, found_answers = exercises(path)
     trees = {name: ast.parse(source) for name, source in code.items()}
     order = list(code)

@@ -42,27 +42,18 @@ Change = tuple[str, ast.expr | ast.keyword | list[ast.stmt]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """An answer cell with one change.
+    """An answer cell with one change."""
 
-    Attributes:
-        kind: what was done, e.g. "comparison".
-        line: of the cell as it is written, from 1.
-        change: the lines that differ, "- " before the old and "+ " before the new, as `ast.unparse` writes them.
-        source: the whole cell.
-    """
-
-    kind: str
-    line: int
-    change: str
-    source: str
+    kind: str  # what was done, e.g. "comparison"
+    line: int  # of the cell as it is written, from 1
+    change: str  # the lines that differ, "- " before the old and "+ " before the new, as `ast.unparse` writes them
+    source: str  # the whole cell
 
 
 def mutants(source: str) -> list[Mutant]:
     """All mutants of an answer cell, by line; no two compile to the same code, and none to the original's.
 
-    Raises:
-        SyntaxError: the cell is not Python.
-        course.exercise_form.MarkerError: its solution markers don't pair up.
+    Raises SyntaxError, or MarkerError if the solution markers don't pair up.
     """
     found, seen = [], {_code(source)}
     for mutant in candidates(source):

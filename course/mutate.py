@@ -28,6 +28,7 @@ from course.files import NotWritableError, require_writable, write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
 from course.mutants import Mutant, mutants
 from course.selection import Selected, SelectionError, select
+from course.settings import positive
 
 KEPT = ROOT / "tests" / "mutants"
 WORKERS = 2
@@ -46,22 +47,14 @@ class Survivor:
 
 @dataclass
 class Record:
-    """What is kept of an exercise.
+    """What is kept of an exercise."""
 
-    Attributes:
-        digest: of everything that decides the outcome.
-        mutants, caught: how many there are, and how many the check rejects.
-        seconds: how long that took.
-        timed_out: how many of the caught had not ended in time.
-        survivors: the others.
-    """
-
-    digest: str
-    mutants: int
+    digest: str  # of everything that decides the outcome
+    mutants: int  # how many there are, and how many the check rejects
     caught: int
-    seconds: int
-    timed_out: int = 0
-    survivors: list[Survivor] = field(default_factory=list)
+    seconds: int  # how long that took
+    timed_out: int = 0  # how many of the caught had not ended in time
+    survivors: list[Survivor] = field(default_factory=list)  # the others
 
     @property
     def unexplained(self) -> list[Survivor]:
@@ -79,11 +72,11 @@ class KeptError(ValueError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course mutate`."""
     parser.add_argument("topics", nargs="*", metavar="TOPIC[.EXERCISE]", help="default: all that exist")
     parser.add_argument("--fresh", action="store_true", help="try again what has not changed, too")
-    parser.add_argument("--jobs", "-j", type=int, default=WORKERS, help=f"mutants at a time (default {WORKERS})")
-    parser.add_argument("--list", action="store_true", help="only list the mutants; try none")
+    parser.add_argument(
+        "--jobs", "-j", type=positive(int), default=WORKERS, help=f"mutants at a time (default {WORKERS})"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -92,10 +85,7 @@ def main(args: argparse.Namespace) -> int:
     console = console if console.is_terminal else Console(highlight=False, width=120)
     try:
         chosen = choose(args.topics)
-        if args.jobs < 1:
-            raise SelectionError(f"--jobs must be at least 1, not {args.jobs}.")
-        if not args.list:
-            require_writable(KEPT)  # before minutes of work
+        require_writable(KEPT)  # before minutes of work
     except (SelectionError, syllabus.SyllabusError, NotWritableError) as error:
         console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
         return 2
@@ -113,16 +103,12 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
     prepare(target for _, chosen in work.values() for target in chosen)
     for label, (exercises, wanted) in work.items():
-        if args.list:
-            _show_mutants(wanted, console)
-            continue
         try:
             failed |= _mutate_topic(label, exercises, wanted, args, table, console)
         except KeptError as error:
             failed = True
             console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
-    if not args.list:
-        console.print(table)
+    console.print(table)
     return int(failed)
 
 
@@ -191,11 +177,7 @@ def _mutate_topic(
 
 
 def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutant]] = mutants) -> Record:
-    """Try every mutant of an exercise.
-
-    Raises:
-        TargetError: the check rejects the answer itself, or it can't be run.
-    """
+    """Try every mutant of an exercise. TargetError if the check rejects the answer itself, or it can't be run."""
     start = time.monotonic()
     reference = try_answer(target, target.answer)
     if reference.status == "not attempted":
@@ -236,13 +218,6 @@ def keep_reasons(record: Record, earlier: Record) -> int:
                     left.remove(old)
                     break
     return len(record.survivors) - len(record.unexplained)
-
-
-def _show_mutants(wanted: list[Target], console: Console) -> None:
-    for target in wanted:
-        for mutant in mutants(target.answer):
-            console.print(f"{target.cell}, line {mutant.line}: {mutant.kind}", style="bold")
-            console.print("    " + mutant.change.replace("\n", "\n    "), markup=False, soft_wrap=True)
 
 
 # ---------------------------------------------------------------- what is kept

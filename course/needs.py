@@ -18,10 +18,7 @@ def needed_for(names: set[str], statements: list[ast.stmt]) -> list[ast.stmt]:
 def needed(names: set[str], bindings: Sequence[set[str]], uses: Callable[[int], set[str]]) -> list[int]:
     """Indices of the statements that the names need, ascending.
 
-    Args:
-        names: what some code uses.
-        bindings: the names that each statement binds.
-        uses: gives the names that the statement with an index uses.
+    `bindings` are the names that each statement binds; `uses` gives those that the statement with an index uses.
     """
     chosen: set[int] = set()
     waiting, asked = list(names), set(names)

@@ -56,24 +56,18 @@ class ReleaseError(Exception):
 
 @dataclass(frozen=True)
 class Commit:
-    """What is committed: the commit's short name, its time in UTC, its files, and those of them that are programs."""
+    """What is committed: the commit's short name, its time in UTC, and its files."""
 
     name: str
     moment: datetime
     files: tuple[str, ...]
-    programs: frozenset[str]
 
 
 def read_commit(root: Path) -> Commit:
     """The commit that is checked out in `root`. Raises ReleaseError where there is none."""
     name, seconds = _git(root, "log", "-1", "--format=%h %ct").split()
-    files, programs = [], set()
-    for line in _git(root, "ls-files", "--stage", "-z").split("\0")[:-1]:
-        about, path = line.split("\t")
-        files.append(path)
-        if about.startswith("100755"):
-            programs.add(path)
-    return Commit(name, datetime.fromtimestamp(int(seconds), UTC), tuple(files), frozenset(programs))
+    files = _git(root, "ls-files", "-z").split("\0")[:-1]
+    return Commit(name, datetime.fromtimestamp(int(seconds), UTC), tuple(files))
 
 
 def uncommitted(root: Path) -> list[str]:
@@ -159,7 +153,6 @@ def _lessons(root: Path, commit: Commit, book: Syllabus) -> dict[str, nbformat.N
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course release`."""
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder (default: dist)")
 
 
@@ -196,5 +189,4 @@ def main(args: argparse.Namespace) -> int:
 
 def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> bytes:
     """The zip of a bundle, which is unpacked into `folder`."""
-    programs = {f"{folder}/{path}" for path in commit.programs}
-    return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment, programs)
+    return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment)

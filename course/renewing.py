@@ -29,20 +29,13 @@ OLD_RECORD = ".made.json"  # until 2026-11, of all files: name -> SHA-256 of eac
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one edition.
+    """What became of one edition."""
 
-    Attributes:
-        path: where the edition is.
-        what: "written" where no file was, "renewed" in place of an older edition, or "up to date": nothing was done.
-        merged: the renewed file, and what was taken over into it.
-        earlier: the student's file as it was, if the student had written anything.
-        refused: the files that could not be renewed, each with the reason. The edition is beside them.
-    """
-
-    path: Path
-    what: str
-    merged: Merged | None = None
-    earlier: Path | None = None
+    path: Path  # where the edition is
+    what: str  # "written" where no file was, "renewed" in place of an older edition, or "up to date": nothing was done
+    merged: Merged | None = None  # the renewed file, and what was taken over into it
+    earlier: Path | None = None  # the student's file as it was, if the student had written anything
+    # the files that could not be renewed, each with the reason. The edition is beside them
     refused: tuple[tuple[Path, str], ...] = ()
 
 

@@ -19,7 +19,6 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,8 +26,7 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -38,11 +36,11 @@ from course.execution import Failure, NotebookError, Progress, execute, read_not
 from course.files import NotWritableError, require_writable
 from course.processes import asked_to_end, share_of_cores
 from course.selection import Selected, SelectionError, select
-from course.settings import SettingError, check_settings
+from course.settings import SettingError, check_settings, positive
 
-STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow", "running": "cyan"}
+STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow"}
 STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
-REPORT_SECONDS = 20  # between two lines on a running notebook where stdout is no terminal
+REPORT_SECONDS = 20  # between two lines on a running notebook
 
 
 @dataclass
@@ -57,40 +55,22 @@ class Job:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course run`."""
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
-    parser.add_argument("--jobs", "-j", type=_positive_int, default=2, help="notebooks at a time (default 2)")
+    parser.add_argument("--jobs", "-j", type=positive(int), default=2, help="notebooks at a time (default 2)")
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks that passed")
     parser.add_argument("--cell", action="append", default=[], metavar="ID", help="--save only this one's (repeatable)")
     parser.add_argument("--rehearse", action="store_true", help="pretend an accelerator, to find mistakes with devices")
     parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
     parser.add_argument(
-        "--timeout", type=_positive, default=300.0, metavar="S", help="seconds for a cell (default 300)"
+        "--timeout", type=positive(float), default=300.0, metavar="S", help="seconds for a cell (default 300)"
     )
-    parser.add_argument("--data", metavar="MODE", help="sample, full or auto (default: COURSE_DATA, else sample)")
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     console = _console()
     try:
-        data = check_settings(args.data)
+        data = check_settings()
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
         if args.cell and not args.save:
@@ -140,11 +120,8 @@ def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> 
     taken: set[str] = set()
     for notebook in notebooks:
         name = notebook.path.name
-        number = 1
         while name.casefold() in taken:  # two folders can hold notebooks of one name
-            suffix = "" if number == 1 else f"-{number}"
-            name = f"{notebook.path.parent.name}{suffix}-{notebook.path.name}"
-            number += 1
+            name = f"{notebook.path.parent.name}-{name}"
         taken.add(name.casefold())
         if output / name == notebook.path:
             raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
@@ -174,7 +151,7 @@ async def _run_one(job: Job, display: _Display, *, save: bool, cells: list[str],
         job.status = "not written yet"
         return
     job.status = "running"
-    display.started(job)
+    display.line(job, "started")
     try:
         notebook, digest = read_notebook(path)
         await execute(notebook, path.parent, job.progress, **options)
@@ -261,115 +238,55 @@ def _console() -> Console:
 
 
 class _Display:
-    """Shows the jobs while they run: a live table in a terminal, lines elsewhere."""
+    """Tells of the jobs in lines while they run: when one starts and ends, and every REPORT_SECONDS where it is."""
 
     def __init__(self, jobs: list[Job], console: Console) -> None:
         self.jobs, self.console = jobs, console
-        self._live = Live(
-            console=console, get_renderable=self._render, refresh_per_second=4, transient=True, redirect_stderr=False,
-        )  # fmt: skip
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._report, daemon=True)
 
     def __enter__(self) -> _Display:
-        if self.console.is_terminal:
-            self._live.start()
-        else:
-            self._beat = _Beat(self._report)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
-        else:
-            self._beat.stop()
+        self._done.set()
+        self._thread.join(timeout=5)
 
-    def started(self, job: Job) -> None:
-        if not self.console.is_terminal:
-            self._line(f"{job.notebook.label}  started")
+    def line(self, job: Job, text: str) -> None:
+        self.console.print(Text(f"{job.notebook.label}  {text}"), soft_wrap=True)
 
     def finished(self, job: Job) -> None:
-        if not self.console.is_terminal:
-            progress = job.progress
-            self._line(f"{job.notebook.label}  {job.status}  {progress.elapsed:.1f} s  {_size(progress.peak)}")
+        self.line(job, f"{job.status}  {job.progress.elapsed:.1f} s  {_size(job.progress.peak)}")
         if job.progress.failure is not None:
             self.console.print(_explain(job), soft_wrap=True)
 
-    def _line(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
-
     def _report(self) -> None:
-        for job in self.jobs:
-            if job.status == "running":
-                progress = job.progress
-                cells = f"cell {progress.cell}/{progress.cells}"
-                self._line(f"{job.notebook.label}  {cells}  {progress.elapsed:.0f} s  {_size(progress.memory)}")
-
-    def _render(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name, justify in (
-            ("topic", "left"),
-            ("status", "left"),
-            ("cell", "right"),
-            ("s", "right"),
-            ("memory", "right"),
-        ):
-            table.add_column(name, justify=justify, no_wrap=True)
-        table.add_column("", no_wrap=True, overflow="ellipsis", style="dim")
-        for job in self.jobs:
-            progress, cells = job.progress, ""
-            if progress.cells and job.status != "passed":
-                cells = f"{progress.cell}/{progress.cells}"
-            table.add_row(
-                job.notebook.label,
-                Text(job.status, STYLES.get(job.status, "dim")),
-                cells,
-                f"{progress.elapsed:.0f}" if progress.started else "",
-                _size(progress.memory if job.status == "running" else progress.peak),
-                job.notebook.title,
-            )
-        return table
-
-
-class _Beat:
-    """Calls a function every REPORT_SECONDS in a thread."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._done = threading.Event()
-
-        def beat() -> None:
-            while not self._done.wait(REPORT_SECONDS):
-                call()
-
-        self._thread = threading.Thread(target=beat, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._done.set()
-        self._thread.join(timeout=5)
+        while not self._done.wait(REPORT_SECONDS):
+            for job in self.jobs:
+                if job.status == "running":
+                    at = job.progress
+                    self.line(job, f"cell {at.cell}/{at.cells}  {at.elapsed:.0f} s  {_size(at.memory)}")
 
 
 def _size(number: int) -> str:
     return f"{number / 1e9:.2f} GB" if number else ""
 
 
-def _explain(job: Job) -> Group:
+def _explain(job: Job) -> Text:
     """A failure in full: where, the cell's source with a mark at the line, the traceback."""
     failure = job.progress.failure
-    name = job.notebook.path
-    if name.is_relative_to(ROOT):
-        name = name.relative_to(ROOT)
-    parts = [Text(f"\nFAILED  {name}", "bold red")]
+    path = job.notebook.path
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    told = Text().append(f"\nFAILED  {name}\n", "bold red")
     if failure.cell_number:
-        parts.append(Text(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'", "bold"))
-    parts.append(Text(failure.reason))
-    if failure.source:
-        parts.append(Text())
-        for number, line in enumerate(failure.source.splitlines(), start=1):
-            marked = number == failure.line
-            parts.append(Text(f"{'>' if marked else ' '} {number:3} | {line}", "bold" if marked else "dim"))
-    if failure.traceback:
-        parts += [Text(), Text.from_ansi(failure.traceback)]
-    parts.append(Text())
-    return Group(*parts)
+        told.append(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'\n", "bold")
+    told.append(f"{failure.reason}\n\n")
+    for number, line in enumerate(failure.source.splitlines(), start=1):
+        marked = number == failure.line
+        told.append(f"{'>' if marked else ' '} {number:3} | {line}\n", "bold" if marked else "dim")
+    told.append("\n")
+    return told.append(Text.from_ansi(failure.traceback))
 
 
 def _summary(jobs: list[Job]) -> Table:

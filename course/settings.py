@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+from collections.abc import Callable
 
 SAMPLE = "sample"  # what a command uses that is given nothing else
 
@@ -11,23 +14,18 @@ class SettingError(ValueError):
     """A setting can't be met; the message names it and says what it may be."""
 
 
-def check_settings(data: str | None = None, *, named: str = "--data") -> str:
-    """The data mode that notebooks are to run with: `data`, else COURSE_DATA, else "sample". Raises SettingError.
+def check_settings() -> str:
+    """The data mode that notebooks are to run with: COURSE_DATA, else "sample". Raises SettingError.
 
     COURSE_DEVICE is looked at as well.
-
-    Args:
-        data: what the command line says; None if nothing.
-        named: what the message calls it.
     """
-    given = data or os.environ.get("COURSE_DATA", "")
-    mode = given.strip().lower() or SAMPLE
+    mode = os.environ.get("COURSE_DATA", "").strip().lower() or SAMPLE
     device = os.environ.get("COURSE_DEVICE", "")
     try:
         if mode != SAMPLE:  # what follows imports PyTorch, which takes seconds
             from shared.data.finding import parse_mode
 
-            mode = parse_mode(given, named if data else "COURSE_DATA")
+            mode = parse_mode(mode, "COURSE_DATA")
         if device.strip().lower() not in ("", "cpu", "pretended"):
             from shared.device import pick_device
 
@@ -35,3 +33,15 @@ def check_settings(data: str | None = None, *, named: str = "--data") -> str:
     except ValueError as error:
         raise SettingError(str(error)) from None
     return mode
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """The `type` of an argument that must be above zero."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 0 < (value := kind(text)) < float("inf"):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} is not a positive {'whole ' if kind is int else ''}number")
+
+    return read

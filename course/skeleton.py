@@ -20,26 +20,17 @@ from course.needs import bound, used
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise.
+    """An exercise."""
 
-    Attributes:
-        number, title, points: as in the heading.
-        cell: id of the answer cell.
-        stub: source of the answer cell as students get it.
-        check, argument: expressions, such as "check.swish" and "Swish".
-        hidden: source of the check cell, without the check's call, if it has hidden tests; else "".
-        uses: names that the course's answer, the argument and the hidden tests use.
-    """
-
-    number: str
+    number: str  # as in the heading, and title and points
     title: str
     points: int
-    cell: str
-    stub: str
-    check: str
+    cell: str  # id of the answer cell
+    stub: str  # source of the answer cell as students get it
+    check: str  # this and the next are expressions, such as "check.swish" and "Swish"
     argument: str
-    hidden: str
-    uses: frozenset[str]
+    hidden: str  # source of the check cell, without the check's call, if it has hidden tests; else ""
+    uses: frozenset[str]  # names that the course's answer, the argument and the hidden tests use
 
     def is_attempted_in(self, source: str) -> bool:
         """Whether there is code in an answer cell that isn't the stub's."""
@@ -60,19 +51,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What grading takes from a notebook.
+    """What grading takes from a notebook."""
 
-    Attributes:
-        topic: its number.
-        code: sources of the code cells by their ids, in their order.
-        tasks: the exercises.
-        digest: differs when anything does that decides a grade.
-    """
-
-    topic: str
-    code: dict[str, str]
-    tasks: tuple[Task, ...]
-    digest: str
+    topic: str  # its number
+    code: dict[str, str]  # sources of the code cells by their ids, in their order
+    tasks: tuple[Task, ...]  # the exercises
+    digest: str  # differs when anything does that decides a grade
     _statements: list[Statement] = field(default_factory=list, compare=False)
 
     @property
@@ -129,11 +113,7 @@ def editions() -> dict[str, Path]:
 
 
 def skeleton(topic: str) -> Skeleton:
-    """What grading takes from the course's notebook on a topic.
-
-    Raises:
-        TargetError: there is no such notebook, or it is not in order.
-    """
+    """What grading takes from the course's notebook on a topic. TargetError if there is none that is in order."""
     known = editions()
     if topic not in known:
         raise TargetError(f"there is no notebook of topic {topic}; there are {', '.join(known)}")

@@ -23,19 +23,12 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Submission:
-    """What grading takes from a student's file.
+    """What grading takes from a student's file."""
 
-    Attributes:
-        topic: "15-03".
-        answers: sources of the answer cells by their ids.
-        others: sources of the code cells that the student added or changed.
-        notes: sentences on how it was read.
-    """
-
-    topic: str
-    answers: dict[str, str]
-    others: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    topic: str  # "15-03"
+    answers: dict[str, str]  # sources of the answer cells by their ids
+    others: tuple[str, ...] = ()  # sources of the code cells that the student added or changed
+    notes: tuple[str, ...] = ()  # sentences on how it was read
 
     def digest(self) -> str:
         """Differs when the skeleton or anything of the student's does that decides a grade."""
@@ -45,14 +38,8 @@ class Submission:
 def read_submission(content: bytes, name: str = "", topic: str | None = None) -> Submission:
     """Find a student's cells in a file.
 
-    Args:
-        content: the file's.
-        name: the file's; it may name the topic, as in "15-03 final.ipynb", where cells can't.
-        topic: of the submission, if that is known.
-
-    Raises:
-        UnreadableError: it is no notebook, or none of the course's.
-        TargetError: the course has no such topic.
+    `name` is the file's, which may name the topic, as in "15-03 final.ipynb", where cells can't. Raises UnreadableError
+    if it is none of the course's notebooks, TargetError if the course has no such topic.
     """
     cells = _code_cells(content)
     topic = topic or _topic_of(cells, name)

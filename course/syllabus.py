@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from course.environment import ROOT
@@ -21,26 +21,9 @@ STATUSES = ("finished", "draft")
 
 # a topic's number in the curriculum: module, hyphen, two digits ("5-07", "15-10")
 _NUMBER = re.compile(r"[1-9]\d?-\d\d")
-
-_MODULE_KEYS = {"number": int, "title": str, "folder": str, "gpu_required": bool, "introduction": str}
 _ADDRESS = re.compile(r"https://[\w.~:/@%+-]+")  # goes into a text of Python
-_TOPIC_KEYS = {
-    "title": str,
-    "file": str,
-    "key_content": str,
-    "dataset": str,
-    "time": str,
-    "minutes": int,
-    "budget_seconds": int,
-    "category": str,
-    "template": str,
-    "prerequisites": list,
-    "owns": str,
-    "description": str,
-}
-_TOPIC_OPTIONAL_KEYS = {"helps_when": str, "status": str, "warnings": list}
-_WARNING_KEYS = {"text": str, "references": list}
-_TYPE_NAMES = {int: "a whole number", str: "a text", bool: "true or false", list: "a list"}
+# types of fields, as they are written below, and what TOML has for them
+_KINDS = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[Warning_, ...]": list}
 
 
 class SyllabusError(ValueError):
@@ -69,16 +52,15 @@ class Warning_:
 
 @dataclass(frozen=True)
 class Topic:
-    """One `[topics."15-NN"]` table.
+    """One `[topics."15-NN"]` table, with its number and its notebook's path (absolute; it needn't exist yet).
 
     `minutes` is for a GPU with the full data set, `budget_seconds` for two CPU cores with the bundled sample.
-    `path` is where the notebook is, or will be (absolute).
     """
 
     number: str
+    path: Path
     title: str
     file: str
-    path: Path
     key_content: str
     dataset: str
     time: str
@@ -89,8 +71,8 @@ class Topic:
     prerequisites: tuple[str, ...]
     owns: str
     description: str
-    status: str
-    warnings: tuple[Warning_, ...]
+    status: str = "finished"
+    warnings: tuple[Warning_, ...] = ()
     helps_when: str = ""
 
     @property
@@ -129,129 +111,92 @@ def number_key(number: str) -> tuple[int, int]:
     return int(module), int(topic)
 
 
-def load(path: Path | str | None = None) -> Syllabus:
-    """Read and validate a syllabus.
-
-    path: the file; default: the module's own.
-    Raises SyllabusError when the file is missing, is not TOML, or a value is missing, unknown, of the wrong type,
-    duplicated or inconsistent.
-    """
-    path = Path(path if path is not None else SYLLABUS_FILE).resolve()
+def load(path: Path = SYLLABUS_FILE) -> Syllabus:
+    """Read and validate a syllabus. Raises SyllabusError."""
+    path = path.resolve()
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SyllabusError(f"{path}: no such file") from None
+        return parse(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise SyllabusError(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    return parse(text, path)
+        raise SyllabusError(f"{path} can't be read as UTF-8 text: {error}") from None
 
 
 def parse(text: str, path: Path) -> Syllabus:
-    """Validate the text of a syllabus that lies, or will lie, at `path`. Raises SyllabusError like `load`."""
+    """Validate the text of a syllabus that lies, or will lie, at `path`. Raises SyllabusError."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SyllabusError(f"{path.name}: not valid TOML (a table or key given twice?): {error}") from None
+    if document.keys() != {"module", "topics"} or not document["topics"]:
+        raise SyllabusError(f"{path.name}: needs the table [module] and tables of topics, and no others")
 
-    _check_table(document, {"module": dict, "topics": dict}, {}, f"{path.name}")
     module_table = document["module"]
     if module_table.get("repository") == "":
         del module_table["repository"]  # not filled in yet
-    _check_table(module_table, _MODULE_KEYS, {"repository": str}, f"{path.name}: [module]")
-    module = Module(**module_table)
+    module = Module(**_checked(module_table, Module, f"{path.name}: [module]"))
     if module.repository and not _ADDRESS.fullmatch(module.repository):
         raise SyllabusError(f"{path.name}: [module]: repository must look like https://…, not {module.repository!r}")
-
     topics = {
         number: _topic(number, table, module, path.parent, f"{path.name}: topic {number}")
         for number, table in document["topics"].items()
     }
-    if not topics:
-        raise SyllabusError(f"{path.name}: [topics] is empty")
     _check_between_topics(topics, module, path.name)
     return Syllabus(path=path, module=module, topics=topics)
 
 
-def _check_table(table: object, required: dict, optional: dict, where: str) -> None:
-    """Raise unless `table` is a table with exactly the keys it should have, of the right types, and no empty text."""
+def _checked(table: object, kind: type, where: str) -> dict:
+    """The table, if it has exactly the keys that the class has fields for, of the right types and not empty."""
     if not isinstance(table, dict):
         raise SyllabusError(f"{where}: must be a table, not {table!r}")
-    for key in required:
-        if key not in table:
+    known = {one.name: one for one in fields(kind) if kind is not Topic or one.name not in ("number", "path")}
+    for key, field in known.items():
+        if key not in table and field.default is MISSING:
             raise SyllabusError(f"{where}: key {key!r} is missing")
-    known = required | optional
     for key, value in table.items():
         if key not in known:
             raise SyllabusError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
-        kind = known[key]
-        # True is an int in Python, but not a number of minutes
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise SyllabusError(f"{where}: {key} must be {_TYPE_NAMES.get(kind, 'a table')}, not {value!r}")
-        if kind is str and not value.strip():
-            raise SyllabusError(f"{where}: {key} is empty")
-        if kind is int and value <= 0:
-            raise SyllabusError(f"{where}: {key} must be positive, not {value}")
+        wanted = _KINDS[known[key].type]
+        if type(value) is not wanted or (wanted is int and value <= 0) or (wanted is str and not value.strip()):
+            raise SyllabusError(f"{where}: {key} must be of type {wanted.__name__} and say something, not {value!r}")
+    return table
 
 
 def _numbers(values: list, where: str) -> tuple[str, ...]:
-    """Check a list of topic numbers: their form, and that none is given twice."""
     for value in values:
-        if not isinstance(value, str) or not _NUMBER.fullmatch(value):
-            raise SyllabusError(f'{where} holds {value!r}, which is not a topic number like "5-07"')
-    for value in values:
-        if values.count(value) > 1:
-            raise SyllabusError(f"{where} names {value} twice")
+        if not isinstance(value, str) or not _NUMBER.fullmatch(value) or values.count(value) > 1:
+            raise SyllabusError(f'{where} holds {value!r}, which is no topic number like "5-07", or is there twice')
     return tuple(values)
 
 
 def _topic(number: str, table: object, module: Module, folder: Path, where: str) -> Topic:
     if not _NUMBER.fullmatch(number) or number_key(number)[0] != module.number:
         raise SyllabusError(f'{where}: the number must look like "{module.number}-01"')
-    _check_table(table, _TOPIC_KEYS, _TOPIC_OPTIONAL_KEYS, where)
+    table = dict(_checked(table, Topic, where))
     for key, allowed in (("dataset", DATASETS), ("template", TEMPLATES), ("status", STATUSES)):
         if key in table and table[key] not in allowed:
             raise SyllabusError(f"{where}: {key} is {table[key]!r}; possible are {', '.join(allowed)}")
     if not re.fullmatch(rf"{number}_[a-z0-9_]+\.ipynb", table["file"]):
         raise SyllabusError(f"{where}: file must look like {number}_words_of_the_title.ipynb, not {table['file']!r}")
-    if table["minutes"] not in [int(digits) for digits in re.findall(r"\d+", table["time"])]:
-        raise SyllabusError(f"{where}: minutes is {table['minutes']}, but time says {table['time']!r}")
-
     warnings = []
     for index, warning in enumerate(table.get("warnings", []), start=1):
-        _check_table(warning, _WARNING_KEYS, {}, f"{where}: warning {index}")
+        _checked(warning, Warning_, f"{where}: warning {index}")
         references = _numbers(warning["references"], f"{where}: warning {index}: references")
-        if not references:
-            raise SyllabusError(f"{where}: warning {index}: references is empty")
         warnings.append(Warning_(warning["text"], references))
-
-    return Topic(
-        **{key: table[key] for key in _TOPIC_KEYS if key != "prerequisites"},
-        number=number,
-        path=folder / table["file"],
-        prerequisites=_numbers(table["prerequisites"], f"{where}: prerequisites"),
-        helps_when=table.get("helps_when", ""),
-        status=table.get("status", "finished"),
-        warnings=tuple(warnings),
-    )
+    table["prerequisites"] = _numbers(table["prerequisites"], f"{where}: prerequisites")
+    return Topic(**{**table, "number": number, "path": folder / table["file"], "warnings": tuple(warnings)})
 
 
 def _check_between_topics(topics: dict[str, Topic], module: Module, name: str) -> None:
-    """Titles and files are unique; prerequisites and references within the module exist; nothing needs itself."""
-    for key in ("title", "file"):
-        seen: dict[str, str] = {}
-        for topic in topics.values():
-            value = getattr(topic, key)
-            if value in seen:
-                raise SyllabusError(f"{name}: topic {topic.number}: {key} {value!r} is a duplicate of {seen[value]}'s")
-            seen[value] = topic.number
-    for topic in topics.values():
-        for kind, numbers in (("prerequisites", topic.prerequisites), ("references", topic.must_reference)):
-            for other in numbers:
-                if number_key(other)[0] == module.number and other not in topics:
-                    raise SyllabusError(f"{name}: topic {topic.number}: {kind} names {other}, which is no topic here")
-    for number in topics:
+    """Titles are unique; prerequisites and references within the module exist; nothing needs itself."""
+    titles = [topic.title for topic in topics.values()]
+    for number, topic in topics.items():
+        where = f"{name}: topic {number}"
+        if titles.count(topic.title) > 1:
+            raise SyllabusError(f"{where}: another topic has the title {topic.title!r}, too")
+        for other in (*topic.prerequisites, *topic.must_reference):
+            if number_key(other)[0] == module.number and other not in topics:
+                raise SyllabusError(f"{where}: names {other}, which is no topic here")
         if number in _needs(number, topics):
-            raise SyllabusError(f"{name}: topic {number}: prerequisites lead back to {number} itself")
+            raise SyllabusError(f"{where}: prerequisites lead back to {number} itself")
 
 
 def _needs(number: str, topics: dict[str, Topic]) -> set[str]:

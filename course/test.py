@@ -3,9 +3,10 @@
 --all adds what is about one notebook: the tests of its checks and lesson, and its student edition, unsolved and solved,
 on a pretended accelerator. In half an hour; CI runs it.
 
-A topic (15-01, 15-1 or 1) or a notebook file means all that is about that notebook: its two executions and its checks'
+A topic (15-01 or 15-1) or a notebook file means all that is about that notebook: its two executions and its checks'
 tests. All other options and paths go to pytest; with a path only that is tested, e.g.
-`python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`.
+`python -m course test tests/test_run.py -k cancel` or `python -m course test -m "not notebook" -n 0 -x`. A path or a
+topic that is an option's value stands behind a =, as in --ignore=tests/test_run.py.
 """
 
 from __future__ import annotations
@@ -31,15 +32,10 @@ WORKERS = 2
 WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
 NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
-# pytest's options whose value is the next argument
-TAKE_A_VALUE = {
-    "-k", "-m", "-p", "-n", "-c", "-o", "-r", "-W", "--ignore", "--deselect", "--dist", "--durations", "--maxfail",
-    "--tb", "--notebook", "--basetemp", "--junitxml", "--log-level",
-}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`python -m course test` has no options of its own."""
+    """There are no options of its own."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -82,20 +78,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
     """The notebooks that are named, and what is pytest's. Raises SelectionError."""
-    names, rest = [], []
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        (names if _is_name(before, argument) else rest).append(argument)
-        file = argument.split("::")[0]
-        if before not in TAKE_A_VALUE and re.fullmatch(r"[^-].*\.py", file) and not _is_path(before, argument):
-            raise SelectionError(f"there is no file {file}.")  # pytest's workers don't name it
+    names = [argument for argument in arguments if re.fullmatch(r"\d+-\d+|[^-].*\.ipynb", argument)]
+    rest = [argument for argument in arguments if argument not in names]
+    for argument in rest:
+        if re.fullmatch(r"[^-].*\.py(::.*)?", argument) and not _is_path(argument):
+            raise SelectionError(f"there is no file {argument.split('::')[0]}.")  # pytest's workers don't name it
     return select(names, syllabus.load()) if names else [], rest
-
-
-def _is_name(before: str, argument: str) -> bool:
-    """Whether an argument is a topic or a notebook file; a bare number after an option may be the option's value."""
-    if argument.isdigit():
-        return not before.startswith("-")
-    return before not in TAKE_A_VALUE and re.fullmatch(r"\d+-\d+|[^-].*\.ipynb", argument) is not None
 
 
 def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
@@ -115,7 +103,7 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
             number = notebook.topic.replace("-", "_")
             paths += sorted([*ROOT.glob(f"tests/test_checks_{number}*.py"), *ROOT.glob(f"tests/test_{number}_*.py")])
         arguments += [_short(path) for path in paths] + ["--notebook", _short(notebook.path)]
-    if not notebooks and not any(map(_is_path, ["", *extra], extra)):
+    if not notebooks and not any(map(_is_path, extra)):
         everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
         everything += sorted((ROOT / "templates").glob("*.ipynb"))
         arguments += ["tests", *([] if ALL in extra else ABOUT_ONE), *map(_short, [] if without else everything)]
@@ -130,9 +118,7 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def _is_path(before: str, argument: str) -> bool:
-    """Whether an argument for pytest names something to test and isn't the value of the option before it."""
-    if argument.startswith("-") or before in TAKE_A_VALUE:
-        return False
+def _is_path(argument: str) -> bool:
+    """Whether an argument for pytest names something to test."""
     path = Path(argument.split("::")[0])
-    return path.exists() or (ROOT / path).exists()
+    return not argument.startswith("-") and (path.exists() or (ROOT / path).exists())

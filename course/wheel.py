@@ -38,26 +38,23 @@ Tag: py3-none-any
 """
 
 
-def zipped(files: Mapping[str, bytes], moment: datetime, programs: Collection[str] = ()) -> bytes:
-    """A zip of `files` (path → content), sorted, each dated `moment`; those in `programs` can be executed."""
+def zipped(files: Mapping[str, bytes], moment: datetime) -> bytes:
+    """A zip of `files` (path → content), sorted, each dated `moment`; scripts can be executed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in sorted(files):
             entry = zipfile.ZipInfo(path, moment.timetuple()[:6])
             entry.create_system = 3  # Unix, wherever it is made
-            entry.external_attr = (0o100755 if path in programs else 0o100644) << 16
+            entry.external_attr = (0o100755 if files[path].startswith(b"#!") else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, files[path])
     return buffer.getvalue()
 
 
 def student_wheel(root: Path, tracked: Collection[str], moment: datetime) -> tuple[str, bytes]:
-    """The file name and the content of the wheel.
+    """The file name and the content of the wheel, from those of the files in `root` that are tracked.
 
-    Args:
-        root: the repository.
-        tracked: the paths of its files that may be handed out.
-        moment: the commit's, in UTC. The version ends in it, so that pip replaces the wheel of an older release.
+    The version ends in the commit's moment, in UTC, so that pip replaces the wheel of an older release.
     """
     pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]

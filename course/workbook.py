@@ -20,7 +20,6 @@ from course.syllabus import Syllabus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m course workbook`."""
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that are no drafts")
     parser.add_argument("--output", type=Path, default=ROOT / "workbook", help="folder (default: workbook)")
 
@@ -108,7 +107,7 @@ def _account(written: Written, name: str) -> str:
     if merged.answers:
         taken_over.append(f"your answers to {_listed(merged.answers)}")
     if merged.added:
-        taken_over.append("a cell that you added" if merged.added == 1 else f"{merged.added} cells that you added")
+        taken_over.append(f"{merged.added} of your own cells")
     if merged.edits:
         taken_over.append(f"your changes of {_listed(merged.edits)}")
     told += f", with {_listed(taken_over)}." if taken_over else "."

@@ -62,6 +62,14 @@ class CheckProtocol:
         assert {check.number for check in self.CHECKS.values()} == {e.number for e in exercises_of(self.TOPIC)}
         assert sum(check.points for check in self.CHECKS.values()) == 100
 
+    def test_heading_and_check_cell_are_those_of_the_check(self, name):
+        check, slug = self.CHECKS[name], _slug(self.TOPIC, name)
+        heading = exercise_form.HEADING.search(_cells(self.TOPIC)[f"{slug}-task"])
+        assert (
+            f"{heading[1]}.{heading[2]}: {heading[3]}, {heading[4]}" == f"{check.number}: {check.title}, {check.points}"
+        )
+        assert f"check.{check.body.__name__}(" in _cells(self.TOPIC)[f"{slug}-check"]
+
     def test_there_are_three_wrong_answers_and_two_other_right_ones(self, name):
         assert len(self.WRONG[name]) >= 3
         assert len(self.RIGHT[name]) >= 2

@@ -177,8 +177,6 @@ def test_test_command_runs_everything_unless_a_path_is_named():
     assert len(notebooks) == len({*ROOT.glob("module_15_*/15-*.ipynb"), *ROOT.glob("templates/*.ipynb")}) > 2
     assert "--ignore=tests/test_notebooks.py" in everything, "half an hour, for those who ask for --all"
     assert not any("ignore" in argument for argument in course_test.pytest_arguments([], ["--all", "-x"]))
-    assert course_test.pytest_arguments([], ["-k", "tests"])[-2:] == ["-k", "tests"]
-    assert "tests" in course_test.pytest_arguments([], ["-k", "tests"])[:-2], "a value of -k is no path"
     narrowed = course_test.pytest_arguments([], ["tests/test_cli.py::test_x", "-x"])
     assert "tests" not in narrowed
     assert narrowed[-2:] == ["tests/test_cli.py::test_x", "-x"]
@@ -265,12 +263,9 @@ def test_clean_keeps_work_data_and_environment(tmp_path):
     for name in made + kept:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert len(list(clean.remove(tmp_path, data=False))) == 4
+    assert len(list(clean.remove(tmp_path))) == 4
     assert not any((tmp_path / name).exists() for name in made)
     assert all((tmp_path / name).exists() for name in kept)
-    list(clean.remove(tmp_path, data=True))
-    assert not (tmp_path / "datasets/full").exists()
-    assert (tmp_path / "workbook/mine.ipynb").exists()
 
 
 def test_what_clean_cannot_remove_is_named(monkeypatch, tmp_path, capsys):
@@ -280,7 +275,7 @@ def test_what_clean_cannot_remove_is_named(monkeypatch, tmp_path, capsys):
     (tmp_path / "executed").mkdir()
     monkeypatch.setattr(clean, "ROOT", tmp_path)
     monkeypatch.setattr(clean.shutil, "rmtree", refuse)
-    assert clean.main(argparse.Namespace(all=False, data=False)) == 1
+    assert clean.main(argparse.Namespace(all=False)) == 1
     assert f"{tmp_path / 'executed'} can't be removed: Permission denied" in capsys.readouterr().err
 
 

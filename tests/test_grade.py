@@ -473,7 +473,7 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         ([""], "make grade SUBMISSIONS=folder"),
         (["nowhere"], "nowhere is not there"),
         (["in", "--output", "in/grades"], "lies among the submissions"),
-        (["in", "--jobs", "0"], "at least 1"),
+        (["in", "--jobs", "0"], "0 is not a positive whole number"),
         (["in", "--seed", "-1"], "from 0"),
         (["in", "--timeout", "0"], "positive"),
         (["empty"], "neither notebooks nor folders"),

@@ -1,7 +1,6 @@
 """Lint: a notebook in order passes, each damage is named by its rule and cell, and look-alikes are left alone."""
 
 import argparse
-import ast
 import copy
 import json
 import shutil
@@ -13,7 +12,6 @@ from course import lint, module_readme
 from course.environment import ROOT
 from course.exercise_form import MarkerError, answer_metadata, check_metadata, student_source
 from course.rules import lint_notebook, relaxed_for
-from course.rules.names import read_and_written
 from course.rules.notebook import named_topics
 from course.rules.outputs import current_palette
 from course.rules.table import RULES
@@ -74,7 +72,6 @@ def notebook(topic):
     }
     glance = "\n".join(["| At a glance | |", "|---|---|", *(f"| **{key}** | {value} |" for key, value in rows.items())])
     setup = "import matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10\n"
-    setup += "from shared.plotting import curves, use_course_style\n"
     setup += f"from shared.checks import topic_{topic.number.replace('-', '_')} as check"
     solved = [cell for place in range(1, 5) for cell in exercise(topic.number, "abcd"[place - 1] * 3, place)]
     teaching = [
@@ -235,23 +232,6 @@ def top(**values):
     return mutate
 
 
-def sources(**texts):
-    """A mutation: other code in several cells; figure_1 is the cell figure-1."""
-
-    def mutate(document):
-        for id_, text in texts.items():
-            cell_of(document, id_.replace("_", "-")).update(source=text, outputs=[figure()])
-
-    return mutate
-
-
-def both(*mutations):
-    return lambda document: [mutate(document) for mutate in mutations] and None
-
-
-PLOT = "_, ax = plt.subplots()\nax.plot([1, 2])"
-
-
 HINT = "<summary>Hint 1: which operation</summary>"
 STUB = (
     'def aaa(x: float) -> float:\n    """Half of x."""\n    ### BEGIN SOLUTION\n    return x / 2\n    ### END SOLUTION'
@@ -261,23 +241,19 @@ GUARDED = "try:\n    import onnx\nexcept ImportError:\n    print('no onnx')"
 # what is done to a notebook in order, and the (rule, cell) that must be named
 DAMAGE = {
     "old format": (top(nbformat_minor=4), "nbformat", "-"),
-    "unknown cell type": (change("idea", cell_type="prose"), "nbformat", "idea"),
-    "no source": (lambda nb: cell_of(nb, "idea").pop("source"), "nbformat", "idea"),
-    "no id": (lambda nb: cell_of(nb, "setup-heading").pop("id"), "nbformat", "cell 4"),
+    "unknown cell type": (change("idea", cell_type="prose"), "nbformat", "-"),
+    "no source": (lambda nb: cell_of(nb, "idea").pop("source"), "nbformat", "-"),
+    "no id": (lambda nb: cell_of(nb, "setup-heading").pop("id"), "nbformat", "-"),
     "same id twice": (change("averages", id="idea"), "nbformat", "idea"),
     "title": (replace("title", "Custom Loss", "Own Loss"), "title", "title"),
     "number in the title": (replace("title", "15-04", "15-05"), "title", "title"),
     "no opening paragraph": (replace("title", "Which loss is wrong, and how would you know?", ""), "title", "title"),
     "second H1": (append("takeaways", "\n\n# Another title"), "title", "takeaways"),
-    "second H1, underlined": (append("takeaways", "\n\nAnother title\n============="), "title", "takeaways"),
     "link by reference": (append("takeaways", " See [x].\n\n[x]: none.ipynb"), "links", "takeaways"),
     "glance: topic": (replace("glance", "Custom Loss", "Own Loss"), "glance", "glance"),
-    "glance: category": (replace("glance", "A — Algorithm", "B — Algorithm"), "glance", "glance"),
-    "glance: dataset": (replace("glance", "CIFAR-10", "MNIST"), "glance", "glance"),
     "glance: time": (replace("glance", "~8 min", "~18 min"), "glance", "glance"),
     "glance: prerequisite": (replace("glance", "5-04, 5-07", "15-04, 5-07"), "glance", "glance"),
     "glance: row missing": (replace("glance", "**Related**", "**Needs**"), "glance", "glance"),
-    "glance: row empty": (replace("glance", LOSSES.owns, " "), "glance", "glance"),
     "glance: order": (replace("glance", "| **Topic**", "| **Related** | x |\n| **Topic**"), "glance", "glance"),
     "heading of no template": (append("takeaways", "\n\n## Epilogue"), "headings", "takeaways"),
     "section number": (replace("averages", "2. ", "3. "), "headings", "averages"),
@@ -290,8 +266,6 @@ DAMAGE = {
     "answer not folded": (append("self-assessment", "6. And now?\n\nTwo."), "self-assessment", "self-assessment"),
     "details left open": (replace("ex-bbb-task", "</details>", ""), "folds", "ex-bbb-task"),
     "no empty line after summary": (replace("ex-bbb-task", "</summary>\n\n", "</summary>\n"), "folds", "ex-bbb-task"),
-    "exclamation mark": (append("takeaways", " That is fast!"), "prose", "takeaways"),
-    "simply": (append("takeaways", "\n\nSimply call it."), "prose", "takeaways"),
     "cross-reference": (replace("glance", "9-06", "9-07"), "references", "-"),
     "too few figures": (change("figure-3", outputs=[]), "figures", "-"),
     "path in source": (source("figure-2", 'open("/home/ann/data")'), "paths", "figure-2"),
@@ -299,25 +273,15 @@ DAMAGE = {
     "path in output": (change("figure-2", outputs=[figure(), said("C:\\Users\\ann\\x")]), "paths", "figure-2"),
     "site-packages": (change("device", outputs=[said("/opt/x/site-packages/torch/nn.py:3")]), "paths", "device"),
     "syntax error": (source("figure-1", "draw(1)\nx = (2"), "syntax", "figure-1"),
-    "line magic": (source("figure-1", "x = 1\n%time draw(1)"), "syntax", "figure-1"),
     "cell magic": (source("figure-1", "%%bash\nls"), "syntax", "figure-1"),
     "shell": (source("figure-1", "!pip install torch"), "syntax", "figure-1"),
-    "shell with result": (source("figure-1", "files = !ls"), "syntax", "figure-1"),
-    "help": (source("figure-1", "torch.relu?"), "syntax", "figure-1"),
-    "get_ipython": (source("figure-1", 'get_ipython().system("ls")'), "syntax", "figure-1"),
-    "exit": (source("figure-1", "if x:\n    exit()"), "exit", "figure-1"),
-    "quit": (source("figure-1", "quit(0)"), "exit", "figure-1"),
-    "os._exit": (source("figure-1", "def end():\n    os._exit(1)"), "exit", "figure-1"),
-    "sys.exit": (both(append("setup", "\nimport sys"), source("figure-1", "sys.exit(1)")), "exit", "figure-1"),
     "no device cell": (source("device", 'device = "cpu"'), "device-cell", "device"),
     "two device cells": (source("figure-1", "other = get_device()"), "device-cell", "figure-1"),
     "get_device twice": (source("device", "device = get_device() or get_device()"), "device-cell", "device"),
     "import elsewhere": (source("figure-1", "import math"), "imports", "figure-1"),
     "import in a function": (source("figure-1", "def f():\n    from torch import nn"), "imports", "figure-1"),
     "import for typing": (source("figure-1", "if TYPE_CHECKING:\n    import torch"), "imports", "figure-1"),
-    "import by name": (source("figure-1", 'importlib.import_module("onnx")'), "imports", "figure-1"),
     "import not allowed": (append("setup", "\nimport pandas as pd"), "imports", "setup"),
-    "relative import": (append("setup", "\nfrom . import data"), "imports", "setup"),
     "optional but needed": (
         lambda nb: (source("figure-1", "import onnx")(nb), meta("figure-1", tags=["optional"])(nb)),
         "imports",
@@ -340,7 +304,6 @@ DAMAGE = {
         "checked-output",
         "verified",
     ),
-    "much to compare": (change("verified", outputs=[said("x" * 5001)]), "checked-output", "verified"),
     "address to compare": (change("verified", outputs=[said("<f at 0x7f3a9c001000>")]), "checked-output", "verified"),
     "tag on prose": (meta("idea", tags=["nbval-check-output"]), "checked-output", "idea"),
     "raises-exception": (meta("figure-4", tags=["raises-exception"]), "tags", "figure-4"),
@@ -350,7 +313,6 @@ DAMAGE = {
     "widget state": (lambda nb: nb["metadata"].update(widgets={}), "metadata", "-"),
     "kernel": (lambda nb: nb["metadata"]["kernelspec"].update(name="torch-env"), "kernel", "-"),
     "too large": (change("figure-4", outputs=[figure(), said("x" * 3_000_000)]), "size", "-"),
-    "empty cell": (source("figure-4", "  \n"), "empty-cell", "figure-4"),
     "random id": (change("figure-4", id="9f3b2a1c"), "cell-ids", "9f3b2a1c"),
     "UUID": (
         change("figure-4", id="123e4567-e89b-12d3-a456-426614174000"),
@@ -422,7 +384,6 @@ DAMAGE = {
     "no docstring": (replace("ex-aaa", '    """Half of x."""\n', ""), "exercise-markers", "ex-aaa"),
     "markers elsewhere": (append("figure-1", "\n### BEGIN SOLUTION\n### END SOLUTION"), "exercise-markers", "figure-1"),
     "small markers elsewhere": (append("figure-1", "\n# begin solution"), "exercise-markers", "figure-1"),
-    "check that checks nothing": (source("ex-aaa-check", "print(aaa(2))"), "exercise-checks", "ex-aaa-check"),
     "check of another topic": (replace("setup", "topic_15_04", "topic_15_05"), "exercise-import", "setup"),
     "too few exercises": (remove("ex-ddd-task", "ex-ddd", "ex-ddd-check"), "exercise-count", "-"),
     "a box of the template": (append("idea", "\n\n> **What belongs here.** The idea."), "placeholders", "idea"),
@@ -443,42 +404,14 @@ DAMAGE = {
         "figure-1",
     ),
     "text that is none": (change("figure-1", outputs=[figure(alt=3)]), "alt", "figure-1"),
-    "a widget": (
-        change("step-1", outputs=[{**figure(), "data": {"application/vnd.jupyter.widget-view+json": {}}}]),
-        "widgets",
-        "step-1",
-    ),
     "101 characters": (source("step-1", f"print({'1' * 94})"), "line-length", "step-1"),
     "no guard": (remove("course"), "cell-ids", "-"),
     "more than the guard": (append("course", "\nimport time"), "guard", "course"),
     "guard of another package": (replace("course", 'find_spec("shared")', 'find_spec("torch")'), "guard", "course"),
-    "a name of the guard": (source("step-1", "print(sys.platform)"), "guard", "step-1"),
     "open guard": (meta("course", jupyter={}, tags=[]), "guard", "course"),
-    "drawing in the open": (sources(figure_1=PLOT), "folding", "figure-1"),
-    "drawing with a function of the course": (sources(figure_1="curves(ax, {})"), "folding", "figure-1"),
-    "drawing with a function of the notebook": (
-        sources(step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])"),
-        "folding",
-        "step-2",
-    ),
-    "a name that is written again before it is read": (
-        sources(figure_1=PLOT, figure_2="_, ax = plt.subplots()\nprint(ax)"),
-        "folding",
-        "figure-1",
-    ),
-    "folded without the tag": (
-        both(sources(figure_1=PLOT), meta("figure-1", jupyter=FOLD["jupyter"])),
-        "folding",
-        "figure-1",
-    ),
-    "tag without the fold": (both(sources(figure_1=PLOT), meta("figure-1", tags=FOLD["tags"])), "folding", "figure-1"),
+    "folded without the tag": (meta("figure-1", jupyter=FOLD["jupyter"]), "folding", "figure-1"),
+    "tag without the fold": (meta("figure-1", tags=FOLD["tags"]), "folding", "figure-1"),
     "other metadata of Jupyter": (meta("step-1", jupyter={"outputs_hidden": True}), "folding", "step-1"),
-    "folded but draws nothing": (meta("step-1", **FOLD), "folding", "step-1"),
-    "four definitions in a row": (
-        sources(**{f"step_{n}": f"def f{n}(x):\n    return x" for n in range(4, 8)}),
-        "definitions",
-        "step-7",
-    ),
     "link to a topic that isn't there": (
         append("next", "\n\n[15-09](15-09_debugging_pytorch_models.ipynb)"),
         "links",
@@ -492,13 +425,6 @@ DAMAGE = {
         "exercise-hints",
         "ex-bbb-task",
     ),
-    "check of no exercise": (replace("ex-aaa-check", "check.aaa", "check.aba"), "exercise-checks", "ex-aaa-check"),
-    "other title": (replace("ex-bbb-task", "Half of bbb", "A half"), "exercise-checks", "ex-bbb-task"),
-    "90 points": (
-        both(replace("ex-bbb-task", "25 points", "15 points"), nbgrader("ex-bbb-check", points=15)),
-        "exercise-points",
-        "-",
-    ),
 }
 
 # a second rule that rightly speaks up too
@@ -506,44 +432,13 @@ COMPANIONS = {
     "required cell of another kind": {"references"},
     "slugs differ": {"exercise-metadata", "exercise-headings", "exercise-count"},
     "points as text": {"exercise-headings"},
-    "points differ": {"exercise-points", "exercise-checks"},
-    "exercise number": {"exercise-checks"},
-    "topic in the number": {"exercise-checks"},
-    "check of another topic": {"exercise-checks"},
-    "check of no exercise": {"exercise-tests"},
-    "too few exercises": {"exercise-points", "exercise-checks", "cell-count"},
-    "90 points": {"exercise-checks"},
-    "answer without partner": {"cell-count", "exercise-checks"},
 }
-FIRST = '@exercise("15-04.1"'
 # of the checks and their tests: (file, what is replaced, by what, rule, cell)
 DAMAGE_OF_FILES = {
-    "number": ("checks", '"15-04.2"', '"15-04.5"', "exercise-checks", "ex-bbb-task"),
-    "title": ("checks", '"Half of bbb"', '"Half of b"', "exercise-checks", "ex-bbb-task"),
-    "points": ("checks", '"Half of bbb", points=25', '"Half of bbb", points=20', "exercise-checks", "ex-bbb-task"),
-    "points that are computed": ("checks", 'bbb", points=25', 'bbb", points=5 * 5', "exercise-checks", "ex-bbb-task"),
-    "no decorator": ("checks", '@exercise("15-04.2"', '@quiz("15-04.2"', "exercise-checks", "ex-bbb-check"),
-    "check without a cell": (
-        "checks", FIRST, f'@exercise("15-04.9", "T", points=1)\ndef more(t, a):\n    pass\n\n\n{FIRST}',
-        "exercise-checks", "-",
-    ),
-    "checks are no Python": ("checks", "def aaa(", "def aaa((", "exercise-checks", "setup"),
-    "no checks": ("checks", None, None, "exercise-checks", "setup"),
-    "TODO in the checks": ("checks", "    pass", "    pass  # TODO: hold it", "exercise-placeholders", "-"),
+    "no checks": ("checks", None, None, "exercise-tests", "-"),
+    "TODO in the checks": ("checks", "    pass", "    pass  # TODO: hold it", "exercise-tests", "-"),
     "no tests": ("tests", None, None, "exercise-tests", "-"),
-    "tests are no Python": ("tests", "CHECKS = {", "CHECKS = {{", "exercise-tests", "-"),
-    "not in CHECKS": ("tests", '"bbb": check.bbb', '"bbb": check.abb', "exercise-tests", "ex-bbb-check"),
-    "no wrong answers": ("tests", 'WRONG = {\n    "aaa": [],', "WRONG = {", "exercise-tests", "ex-aaa-check"),
-    "no right answers": ("tests", "RIGHT", "WRITE", "exercise-tests", "ex-aaa-check"),
-    "TODO in the tests": ("tests", '"bbb": [],', '"bbb": [],  # TODO', "exercise-placeholders", "-"),
-}  # fmt: skip
-HARMLESS_FILES = {
-    "in words": ("checks", '"15-04.2", "Half of bbb", points=25', 'title="Half of bbb", number="15-04.2", points=25'),
-    "from the module": ("checks", "@exercise(", "@exercise_module.exercise("),
-    "other functions": ("checks", FIRST, f"def oracle(x):\n    return x / 2\n\n\n{FIRST}"),
-    "with stand-ins": ("checks", "points=25", 'points=25, stand_in=lambda: half, stand_in_name="x / 2"'),
-    "annotated": ("tests", "WRONG = {", "WRONG: dict[str, list] = {"),
-    "in a class": ("tests", "CHECKS = {", "class TestChecks:\n  CHECKS = {"),
+    "TODO in the tests": ("tests", '"bbb": [],', '"bbb": [],  # TODO', "exercise-tests", "-"),
 }  # fmt: skip
 
 
@@ -575,11 +470,6 @@ def test_damage_to_checks_and_their_tests_is_named(tmp_path, file, old, new, rul
     findings = lint_with(tmp_path, file, old, new)
     assert (rule, cell) in [(finding.rule, finding.cell) for finding in findings], findings
     assert {finding.rule for finding in findings} == {rule}
-
-
-@pytest.mark.parametrize(("file", "old", "new"), HARMLESS_FILES.values(), ids=HARMLESS_FILES.keys())
-def test_checks_and_tests_written_otherwise_are_left_alone(tmp_path, file, old, new):
-    assert lint_with(tmp_path, file, old, new) == []
 
 
 @pytest.mark.parametrize("topic", [LOSSES, CAPSTONE], ids=["algorithm", "capstone"])
@@ -629,7 +519,6 @@ def test_source_as_list_of_lines(tmp_path):
     [
         (CAPSTONE, replace("milestones", "## Milestones", "## 1. Milestones"), "headings"),
         (CAPSTONE, remove("brief"), "cell-ids"),
-        (CAPSTONE, remove("brief"), "headings"),
         (CAPSTONE, replace("glance", "15-03, ", ""), "glance"),
         (LOSSES, append("idea", "\n\n## Milestones"), "headings"),
     ],
@@ -644,47 +533,19 @@ HARMLESS = {
     "!= in code": source("figure-1", "if a != b:\n    draw(1)"),
     "! and ? in a string": source("figure-1", 'print("!ls", "what?")  # why?'),
     "% at the start of a line": source("figure-1", "x = (7\n% 2)"),
-    "magic in a string": source("figure-1", 'TEXT = """\n%time x\n!ls\nexit()\nimport os\n"""'),
-    "exclamation mark in inline code": append("takeaways", " Write `a != b` or ``!``."),
-    "exclamation mark in fenced code": append("takeaways", "\n\n```python\nx != y\n```"),
-    "exclamation mark of an image": append("takeaways", "\n\n![a drawing](figure.png)"),
-    "exclamation mark of a comment": append("takeaways", "\n\n<!-- a note -->"),
-    "exclamation mark in a formula": append("takeaways", " There are $n!$ orders."),
     "comment in fenced code is no heading": append("takeaways", "\n\n```python\n# A comment\n## Another\n```"),
-    "a word that contains simply": append("takeaways", " A simplyfied word in `simply`."),
     "web address with home": append("references", "\n- https://example.org/home/ann and [x](https://x.org/tmp/y)"),
     "relative path": source("figure-1", 'open("data/tmp/x")'),
     "eight letters": change("figure-1", id="facade-d"),
     "word of hexadecimal letters": change("figure-1", id="deadbeef"),
-    "exit as a name": source("figure-1", "exit_code = stack.exit\nsystem.exitfunc()"),
     "optional import": lambda nb: (source("figure-1", GUARDED)(nb), meta("figure-1", tags=["optional"])(nb)),
     "standard library": append("setup", "\nfrom __future__ import annotations\nimport os.path\nimport numpy as np"),
-    "get_device in a string": source("figure-1", 'print("get_device()")'),
     "a word that contains todo": append("idea", " A todo of a mastodon, {braces} and {{ spaces }}."),
     "braces of an f-string": source("step-1", 'print(f"{{name}}")'),
     "braces in a formula and in code": append("idea", " $x_{{a}}$ and `{{name}}`."),
     "SVG with text": change("figure-1", outputs=[figure("image/svg+xml")]),
     "100 characters": source("step-1", f"print({'1' * 93})"),
     "101 characters of prose": append("idea", "\n\n" + "x" * 101),
-    "folded drawing": both(sources(figure_1=PLOT), meta("figure-1", **FOLD)),
-    "folded definition of a drawing": both(
-        sources(step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])\nprint(1)"), meta("step-1", **FOLD)
-    ),
-    "definition of a drawing in the open": sources(
-        step_1="def draw_it(x):\n    plt.plot(x)", step_2="draw_it([1])\nprint(1)"
-    ),
-    "drawing and printing": sources(figure_1=f"{PLOT}\nprint(1)"),
-    "drawing and printing in a function": sources(step_1="def say(x):\n    print(x)", figure_1=f"{PLOT}\nsay(1)"),
-    "drawing above an output of text": both(
-        sources(figure_1=f"{PLOT}\nax"), change("figure-1", outputs=[figure(), said("x")])
-    ),
-    "drawing what a later cell needs": sources(figure_1=f"{PLOT}\ntop = 3", figure_2="print(top)"),
-    "drawing what a later function needs": sources(figure_1=f"{PLOT}\ntop = 3", figure_2="def f():\n    return top"),
-    "drawing with a class that is taught": sources(figure_1=f"class Net:\n    pass\n\n\n{PLOT}"),
-    "three definitions in a row": sources(**{f"step_{n}": f"def f{n}(x):\n    return x" for n in range(4, 7)}),
-    "definitions that are tried": sources(
-        **{f"step_{n}": f"def f{n}(x):\n    return x\n\n\nprint(f{n}(1))" for n in range(4, 9)}
-    ),
     "links to what is there": append(
         "next",
         "\n\n[1](15-04_custom_loss_functions_and_training_utilities.ipynb#Setup), [2](#Setup), [3](mailto:a@b.org)",
@@ -724,7 +585,6 @@ def test_draft_is_relaxed(tmp_path):
     draft = changed(LOSSES, status="draft")
     document = notebook(LOSSES)
     for name in (
-        "four definitions in a row",
         "too few figures",
         "cross-reference",
         "objectives",
@@ -739,40 +599,9 @@ def test_draft_is_relaxed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "read", "written"),
-    [
-        ("a = b", "b", "a"),
-        ("a = 1\nb = a", "", "a b"),
-        ("a = a + 1", "a", "a"),
-        ("a += 1", "a", "a"),
-        ("a[0] = b", "a b", ""),
-        ("a.x, b = c", "a c", "b"),
-        ("for i in a:\n    b = i\n    c(b)", "a c", "i b"),
-        ("with a as b, b as c:\n    d = c", "a", "b c d"),
-        ("if a:\n    b = 1\nelse:\n    c(b)", "a c", "b"),
-        ("try:\n    a()\nexcept B as e:\n    print(e)", "a B print", "e"),
-        ("def f(x, y=a):\n    z = x + b\n    return z + f(1)", "a b", "f"),
-        ("def f():\n    global g\n    g = h", "h", "f"),
-        ("class A(B):\n    x = 1\n\n    def m(self):\n        return c", "B c", "A"),
-        ("a = [i * b for i in c if i]", "b c", "a"),
-        ("a = lambda x: x + b", "b", "a"),
-        ("import a.b as c, d.e\nfrom f import g", "", "c d g"),
-        ("del a", "a", ""),
-        ("if (n := a) > 1:\n    n", "a", "n"),
-        ("@d\ndef f(x: t) -> r: ...", "d t r", "f"),
-    ],
-)
-def test_names_read_and_written(code, read, written):
-    assert read_and_written(ast.parse(code).body) == (set(read.split()), set(written.split()))
-
-
-@pytest.mark.parametrize(
     ("text", "numbers"),
     [
         ("5-06 and (16-03), [9-06](x)", {"5-06", "16-03", "9-06"}),
-        ("15-01 to 15-03", {"15-01", "15-02", "15-03"}),
-        ("15-01–15-03", {"15-01", "15-02", "15-03"}),
-        ("15-01 through 15-03", {"15-01", "15-02", "15-03"}),
         ("on 2026-11-20, 115-06, 5-061", set()),
     ],
 )
@@ -819,12 +648,12 @@ def test_the_repository_is_in_order(capsys):
 
 def test_a_file_is_named_with_cell_and_rule(tmp_path, capsys):
     document = notebook(LOSSES)
-    DAMAGE["exit"][0](document)
+    DAMAGE["syntax error"][0](document)
     path = tmp_path / LOSSES.file
     path.write_text(json.dumps(document), encoding="utf-8")
     assert run(path) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith(f"{path.as_posix()}: figure-1: exit: calls exit(), ")]
+    assert [line for line in lines if line.startswith(f"{path.as_posix()}: figure-1: syntax: is not plain Python")]
     assert lines[-1].startswith("lint: ")
 
 
@@ -944,23 +773,12 @@ def test_bad_syllabus_is_a_finding(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False)])
-def test_ruff_decides_too(monkeypatch, capsys, tmp_path, status, expected):
+def test_ruff_decides_too(monkeypatch, tmp_path, status, expected):
     calls = []
-
-    def fake_run(command, **options):
-        calls.append(command[2:])
-        return lint.subprocess.CompletedProcess(command, status, "F401 unused", "")
-
-    monkeypatch.setattr(lint.subprocess, "run", fake_run)
+    monkeypatch.setattr(
+        lint.subprocess,
+        "run",
+        lambda command, **_: calls.append(command[2:]) or lint.subprocess.CompletedProcess(command, status),
+    )
     assert lint.run_ruff(tmp_path) is expected
     assert calls == [["ruff", "check", "."], ["ruff", "format", "--check", "."]]
-    assert ("F401" in capsys.readouterr().out) is not expected
-
-
-def test_ruff_missing(monkeypatch, capsys, tmp_path):
-    def fake_run(command, **options):
-        return lint.subprocess.CompletedProcess(command, 1, "", "python: No module named ruff")
-
-    monkeypatch.setattr(lint.subprocess, "run", fake_run)
-    assert lint.run_ruff(tmp_path) is False
-    assert "requirements-dev.txt" in capsys.readouterr().out

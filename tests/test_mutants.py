@@ -306,18 +306,11 @@ def test_nothing_passes_from_one_answer_to_the_next():
 
 
 @pytest.mark.processes
-def test_an_answer_that_hangs_is_ended_with_all_that_it_started():
+def test_an_answer_that_hangs_is_ended():
     answer = "def double(x):\n    while True: pass"
     start = time.monotonic()
     assert try_answer(target_of(), answer, limit=1).status == "timed out"
     assert time.monotonic() - start < 60
-    mark = f"hold-{os.getpid()}-{time.monotonic_ns()}"
-    started = (
-        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', '{mark}'])"
-    )
-    assert try_answer(target_of(), f"{started}\n{answer}", limit=1).status == "timed out"
-    left = [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
-    assert psutil.wait_procs(left, timeout=5)[1] == []
 
 
 @pytest.mark.processes
@@ -348,13 +341,6 @@ def double(x):
     assert not left
 
 
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process takes for itself")
-def test_an_answer_that_takes_all_memory_is_caught():
-    answer = f"def double(x):\n    return len(bytearray({2 * mutant_trials.LIMITS.memory})) and 2 * x"
-    assert try_answer(target_of(), answer, limit=60).status == "failed"
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -366,7 +352,7 @@ def command(tmp_path, monkeypatch, notebook, capsys):
 
     def run(*names, fresh=False, **changes):
         path = notebook(**changes)
-        args = SimpleNamespace(topics=list(names) or [str(path)], fresh=fresh, jobs=1, list=False)
+        args = SimpleNamespace(topics=list(names) or [str(path)], fresh=fresh, jobs=1)
         status = mutate.main(args)
         return status, capsys.readouterr().out
 

@@ -161,7 +161,7 @@ def test_one_can_step_through_a_player_without_a_network(shown, tmp_path):
 def test_lint_has_nothing_to_say_against_a_player(shown):
     cells = [Cell(0, "c", "code", "", {}, cell.outputs, 1) for cell in shown.cells]
     read = SimpleNamespace(code=cells)
-    for check in (outputs.outputs, outputs.alternative_text, outputs.widgets):
+    for check in (outputs.outputs, outputs.alternative_text):
         assert list(check(read)) == []
 
 

@@ -115,7 +115,7 @@ def test_the_same_commit_gives_the_same_bytes(bundle):
 
 
 def test_programs_stay_programs():
-    found = release.bundle_zip("a", {".ci/run": b"", "Makefile": b""}, COMMIT)
+    found = release.bundle_zip("a", {".ci/run": b"#!/bin/sh", "Makefile": b""}, COMMIT)
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
         modes = {entry.filename: oct(entry.external_attr >> 16) for entry in archive.infolist()}
     assert modes == {"a/.ci/run": "0o100755", "a/Makefile": "0o100644"}

@@ -42,7 +42,7 @@ def run_files(paths, output, monkeypatch, **options):
     printed = io.StringIO()
     monkeypatch.setattr(run, "_console", lambda: Console(file=printed, width=140, highlight=False))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    args = {"jobs": 2, "save": False, "cell": [], "rehearse": False, "timeout": 60.0, "data": None, **options}
+    args = {"jobs": 2, "save": False, "cell": [], "rehearse": False, "timeout": 60.0, **options}
     parsed = run.argparse.Namespace(notebooks=[str(path) for path in paths], output=output, **args)
     return run.main(parsed), printed.getvalue()
 
@@ -452,12 +452,13 @@ def test_table_shows_budget_and_what_is_missing():
     assert "not written yet" in rows[2]
 
 
-def test_live_table_renders():
-    display = run._Display([job("running", cells=9, cell=3, memory=10**9, started=time.monotonic())], Console())
+def test_a_running_notebook_is_told_of(monkeypatch):
+    monkeypatch.setattr(run, "REPORT_SECONDS", 0.01)
     printed = io.StringIO()
-    Console(file=printed, width=100).print(display._render())
-    assert "3/9" in printed.getvalue()
-    assert "1.00 GB" in printed.getvalue()
+    jobs = [job("running", cells=9, cell=3, memory=10**9, started=time.monotonic())]
+    with run._Display(jobs, Console(file=printed, width=100)):
+        time.sleep(0.5)
+    assert "15-01  cell 3/9  0 s  1.00 GB" in printed.getvalue()
 
 
 def test_wrong_usage(tmp_path, monkeypatch):
@@ -473,10 +474,9 @@ def test_wrong_usage(tmp_path, monkeypatch):
         assert status == 2
         assert phrase in printed
     monkeypatch.setenv("COURSE_DATA", "smaple")
-    for given, phrase in ((None, "COURSE_DATA='smaple' is not known"), ("ful", "--data='ful' is not known")):
-        status, printed = run_files([path], tmp_path / "out", monkeypatch, data=given)
-        assert status == 2
-        assert phrase in printed
+    status, printed = run_files([path], tmp_path / "out", monkeypatch)
+    assert status == 2
+    assert "COURSE_DATA='smaple' is not known" in printed
     monkeypatch.setenv("COURSE_DATA", " SAMPLE ")  # as a notebook takes it
     monkeypatch.setenv("COURSE_DEVICE", "gpu")
     status, printed = run_files([path], tmp_path / "out", monkeypatch)

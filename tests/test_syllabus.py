@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from course.syllabus import SYLLABUS_FILE, SyllabusError, direct_needs, load, parse
+from course.syllabus import SYLLABUS_FILE, SyllabusError, direct_needs, load
 
 TEXT = SYLLABUS_FILE.read_text(encoding="utf-8")
 
@@ -211,10 +211,14 @@ DAMAGE = {
     "missing key": ('owns = "torch.fx graph transformations"\n', "", "topic 15-06: key 'owns' is missing"),
     "unknown key": (ROW_3, f"{ROW_3}\nminuts = 5", "topic 15-03: unknown key 'minuts'"),
     "wrong type": ('prerequisites = ["1-05", "5-07"]', 'prerequisites = "1-05"', "15-02: prerequisites must be"),
-    "bool is no number": ("number = 15\n", "number = true\n", "[module]: number must be a whole number"),
+    "bool is no number": ("number = 15\n", "number = true\n", "[module]: number must be of type int"),
     "module key": ("gpu_required = true\n", "", "[module]: key 'gpu_required' is missing"),
     "duplicate table": (ROW_3, '[topics."15-02"]', "not valid TOML"),
-    "duplicate title": ('title = "Debugging PyTorch Models"', 'title = "Advanced Data Pipelines"', "15-09: title"),
+    "duplicate title": (
+        'title = "Debugging PyTorch Models"',
+        'title = "Advanced Data Pipelines"',
+        "15-02: another topic has the title",
+    ),
     "file of another topic": (
         'title = "Advanced nn.Module Patterns"\nfile = "15-03_advanced_nn_module_patterns.ipynb"',
         'title = "Advanced nn.Module Patterns"\nfile = "15-02_advanced_data_pipelines.ipynb"',
@@ -223,9 +227,7 @@ DAMAGE = {
     "number of another module": (ROW_3, '[topics."16-03"]', 'topic 16-03: the number must look like "15-01"'),
     "unknown template": ('template = "TEMPLATE_CAPSTONE.ipynb"', 'template = "CAPSTONE"', "topic 15-10: template is"),
     "unknown status": (ROW_3, f'{ROW_3}\nstatus = "done"', "topic 15-03: status is 'done'"),
-    "minutes against time": ('time = "~8 min"\nminutes = 8', 'time = "~8 min"\nminutes = 5', "minutes is 5, but time"),
     "a number that is none": ('references = ["16-03"]', 'references = ["16.03"]', "15-07: warning 1: references holds"),
-    "no reference": ('references = ["16-03"]', "references = []", "15-07: warning 1: references is empty"),
     "given twice": (
         'prerequisites = ["5-04", "5-07"]',
         'prerequisites = ["5-07", "5-07"]',
@@ -233,11 +235,11 @@ DAMAGE = {
     ),
     "not in the module": ('prerequisites = ["15-05", "5-07"]', 'prerequisites = ["15-25"]', "names 15-25, which is no"),
     "a circle": ('prerequisites = ["15-05", "5-07"]', 'prerequisites = ["15-10"]', "lead back to"),
-    "empty text": ('owns = "TorchScript and JIT compilation"', 'owns = " "', "topic 15-05: owns is empty"),
+    "empty text": ('owns = "TorchScript and JIT compilation"', 'owns = " "', "topic 15-05: owns must be"),
     "not positive": (
         "minutes = 5\nbudget_seconds = 60",
         "minutes = 5\nbudget_seconds = 0",
-        "must be positive, not 0",
+        "budget_seconds must be",
     ),
     "not TOML": ("[module]", "[module", "not valid TOML"),
     "a topic that is no table": ("[module]", '[topics]\n"15-98" = 3\n\n[module]', "15-98: must be a table, not 3"),
@@ -254,22 +256,12 @@ def test_damage_is_named(tmp_path, old, new, message):
     assert "syllabus.toml" in str(caught.value)
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(SyllabusError, match="no such file"):
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b"[module]\n[topics]\n"])
+def test_file_that_is_no_syllabus(tmp_path, content):
+    if content is not None:
+        (tmp_path / "syllabus.toml").write_bytes(content)
+    with pytest.raises(SyllabusError, match="syllabus"):
         load(tmp_path / "syllabus.toml")
-
-
-def test_file_that_is_not_text(tmp_path):
-    path = tmp_path / "syllabus.toml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SyllabusError, match="UTF-8"):
-        load(path)
-
-
-def test_empty_topics():
-    module = TEXT[TEXT.index("[module]") : TEXT.index('[topics."15-01"]')]
-    with pytest.raises(SyllabusError, match=r"\[topics\] is empty"):
-        parse(module + "\n[topics]\n", SYLLABUS_FILE)
 
 
 def test_objects_are_frozen(syllabus):

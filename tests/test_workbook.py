@@ -404,7 +404,7 @@ def test_cells_that_were_added_follow_the_cell_that_they_followed(tmp_path):
         *("own-1", "title", "task", "ex-a", "own-2", "own-3", "addition", "ex-a-check", "own-note", "last", "own-4")
     ]
     assert cell_of(read(path), "own-note").attachments == picture
-    assert account(renewed).startswith(f"{NAME}: renewed, with 5 cells that you added. Your file as it was")
+    assert account(renewed).startswith(f"{NAME}: renewed, with 5 of your own cells. Your file as it was")
     put(edition("v3"), tmp_path)
     assert "own-note" in sources(path)
     assert len(earlier_files(tmp_path)) == 2
@@ -502,7 +502,7 @@ def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(tmp_path,
         renewed = put(edition("v2"), tmp_path)
     v2 = [cell.source for cell in edition("v2").cells]
     assert as_list(path) == [*v2[:2], ANSWER_OF_MINE, *v2[3:5], "own", *v2[5:]]
-    assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1 and a cell that you added.")
+    assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1 and 1 of your own cells.")
 
 
 def test_without_ids_and_record_cells_are_recognised_all_the_same(tmp_path):

@@ -67,11 +67,10 @@ class Markdown:
         """Whether there is a paragraph of its own, in no list, quotation or fold."""
         return any(token.type == "paragraph_open" and token.level == 0 for token in self._blocks)
 
-    def text(self, code: str = "", *, tags: bool = False, folded: bool = True) -> str:
-        """The words, a block a line: without code blocks, comments and the targets of links.
+    def text(self, *, tags: bool = False, folded: bool = True) -> str:
+        """The words, a block a line: without code, comments and the targets of links.
 
         Args:
-            code: what stands for code within a line.
             tags: whether HTML tags stay.
             folded: whether what <details> hides is part of it.
         """
@@ -86,7 +85,7 @@ class Markdown:
                         parts.append(piece)
                     depth -= piece == "</details>" and depth > 0
             elif folded or not depth:
-                parts.append(_words(token, code))
+                parts.append(_words(token))
         text = "".join(parts)
         return text if tags else _TAG.sub(" ", text)
 
@@ -103,11 +102,7 @@ def _flat(tokens: list[Token]) -> Iterator[Token]:
             yield token
 
 
-def _words(token: Token, code: str) -> str:
-    if token.type == "code_inline":
-        return code
-    if token.type.startswith("math_"):
-        return " formula "
+def _words(token: Token) -> str:
     if token.type in ("text", "image"):
         return token.content
     if token.type == "list_item_open":

@@ -123,13 +123,8 @@ class Notebook:
 
 
 def named_topics(text: str) -> set[str]:
-    """Topic numbers that a text names, ranges such as "15-01 to 15-09" included."""
-    numbers = set(_TOPIC_NUMBER.findall(text))
-    for first, last in re.findall(r"(\d+-\d\d)\s*(?:to|through|–|—|…)\s*(\d+-\d\d)", text):
-        (module, start), (other, stop) = first.split("-"), last.split("-")
-        if module == other:
-            numbers |= {f"{module}-{topic:02d}" for topic in range(int(start), int(stop) + 1)}
-    return numbers
+    """Topic numbers that a text names."""
+    return set(_TOPIC_NUMBER.findall(text))
 
 
 def joined(value: str | list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Rules on exercises: their cells, and that heading, check and tests belong together."""
+"""Rules on exercises: their cells, headings, hints and metadata. tests/check_protocol.py holds heading and check."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from course import exercise_form
 from course.rules.form import CLOSING, OPENING
 from course.rules.notebook import Cell, Notebook
 from course.rules.table import Complaint, rule
-
-POINTS = 100
-TESTED_IN = ("CHECKS", "RIGHT", "WRONG")  # tables of a topic's CheckProtocol
 
 
 @rule("exercise-cells")
@@ -134,9 +130,9 @@ def _student_form(cell: Cell) -> Iterator[Complaint]:
 
 @rule("exercise-import", not_for=("draft",))
 def exercise_import(notebook: Notebook) -> Iterator[Complaint]:
-    wanted = notebook.topic.check_file.stem
-    if "setup" in notebook.by_id and notebook.exercises and check_module(notebook) != wanted:
-        yield "setup", f"must have the line: from shared.checks import {wanted} as check"
+    setup, line = notebook.by_id.get("setup"), f"from shared.checks import {notebook.topic.check_file.stem} as check"
+    if setup and notebook.exercises and line not in setup.source:
+        yield "setup", f"must have the line: {line}"
 
 
 @rule("exercise-count", not_for=("draft",))
@@ -146,137 +142,11 @@ def exercise_count(notebook: Notebook) -> Iterator[Complaint]:
         yield "-", f"has {count} exercises; CONTRIBUTING.md asks for 4 to 6"
 
 
-# --- heading, check and tests -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What @exercise says of a check; None for what is no constant."""
-
-    number: str | None
-    title: str | None
-    points: int | None
-
-
-def declared_in(source: str) -> dict[str, Declared]:
-    """Name of the function → what its @exercise says, read without importing. Raises SyntaxError."""
-    found = {}
-    for node in ast.parse(source).body:
-        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).split(".")[-1] == "exercise":
-                given = dict(zip(("number", "title"), decorator.args, strict=False))
-                given |= {keyword.arg: keyword.value for keyword in decorator.keywords if keyword.arg}
-                plain = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
-                found[node.name] = Declared(plain.get("number"), plain.get("title"), plain.get("points"))
-    return found
-
-
-def check_module(notebook: Notebook) -> str | None:
-    """What the setup cell imports from shared.checks as check: "topic_15_04", "template" in a fresh draft."""
-    setup = notebook.by_id.get("setup")
-    froms = [n for n in (setup.nodes if setup else []) if isinstance(n, ast.ImportFrom) and n.module == "shared.checks"]
-    return next((alias.name for node in froms for alias in node.names if alias.asname == "check"), None)
-
-
-@rule("exercise-checks")
-def exercise_checks(notebook: Notebook) -> Iterator[Complaint]:
-    module = check_module(notebook)
-    if module is None:
-        return  # the rule "exercise-import" says so
-    path = notebook.root / "shared" / "checks" / f"{module}.py"
-    try:
-        declared = declared_in(path.read_text(encoding="utf-8"))
-    except OSError:
-        yield "setup", f"imports {module} as check, but there is no shared/checks/{path.name}"
-        return
-    except SyntaxError as error:
-        yield "setup", f"imports shared/checks/{path.name}, which is not valid Python: line {error.lineno}: {error.msg}"
-        return
-    called = set()
-    for cells in notebook.exercises.values():
-        check, task = cells.get("check"), cells.get("task")
-        if check is None or check.tree is None:
-            continue
-        names = [name.removeprefix("check.") for name in check.calls if name.startswith("check.")]
-        called.update(names)
-        if not names:
-            yield check.id, "does not call check.something(…), so it checks nothing"
-        for name in names:
-            if name not in declared:
-                there = f"; it has {', '.join(declared)}" if declared else ""
-                yield check.id, f"calls check.{name}, which is no @exercise of shared/checks/{path.name}{there}"
-            elif task is not None:
-                yield from _differences(task, declared[name], f"{path.name}, {name}", numbered=module != "template")
-    for name in declared.keys() - called:
-        yield "-", f"lacks a check cell that calls check.{name}, which shared/checks/{path.name} has"
-
-
-def _differences(task: Cell, said: Declared, where: str, *, numbered: bool) -> Iterator[Complaint]:
-    match = exercise_form.HEADING.fullmatch(task.headings[0][1] if task.headings else "")
-    if match is None:
-        return  # the rule "exercise-headings" says so
-    pairs = [("title", match[3], said.title), ("points", int(match[4]), said.points)]
-    if numbered:
-        pairs.insert(0, ("number", f"{match[1]}.{match[2]}", said.number))
-    for what, here, there in pairs:
-        if here != there:
-            yield task.id, f"has the {what} {here!r} in its heading, but @exercise in {where} says {there!r}"
-
-
-@rule("exercise-points", not_for=("draft",))
-def exercise_points(notebook: Notebook) -> Iterator[Complaint]:
-    headings = [cells["task"].headings for cells in notebook.exercises.values() if "task" in cells]
-    matches = [exercise_form.HEADING.fullmatch(found[0][1]) for found in headings if found]
-    points = sum(int(match[4]) for match in matches if match)
-    if points != POINTS and all(matches):
-        yield "-", f"gives {points} points for all exercises together; a notebook gives {POINTS}"
-
-
 @rule("exercise-tests", not_for=("draft",))
 def exercise_tests(notebook: Notebook) -> Iterator[Complaint]:
-    path = notebook.topic.test_file
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError:
-        yield (
-            "-",
-            f"has checks that nobody tests: write tests/{path.name} with a CheckProtocol (CONTRIBUTING.md says how)",
-        )
-        return
-    except SyntaxError as error:
-        yield "-", f"has tests that are not valid Python: tests/{path.name}, line {error.lineno}: {error.msg}"
-        return
-    tables = _tables(tree)
-    answer_of = {value: key for key, value in tables["CHECKS"].items()}
-    for cells in notebook.exercises.values():
-        for name in cells["check"].calls if "check" in cells else []:
-            if not name.startswith("check."):
-                continue
-            answer = answer_of.get(name)
-            lacking = [table for table in TESTED_IN if answer is None or answer not in tables[table]]
-            if lacking:
-                yield (
-                    cells["check"].id,
-                    f"calls {name}, which is not in {', '.join(lacking)} of tests/{path.name}",
-                )
-
-
-def _tables(tree: ast.Module) -> dict[str, dict[str, str]]:
-    """The dictionaries that are assigned to the names in TESTED_IN: key → source of the value."""
-    tables: dict[str, dict[str, str]] = {name: {} for name in TESTED_IN}
-    for node in ast.walk(tree):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Name) and target.id in tables and isinstance(node.value, ast.Dict):
-                pairs = zip(node.value.keys, node.value.values, strict=True)
-                tables[target.id] |= {k.value: ast.unparse(v) for k, v in pairs if isinstance(k, ast.Constant)}
-    return tables
-
-
-@rule("exercise-placeholders", not_for=("draft",))
-def exercise_placeholders(notebook: Notebook) -> Iterator[Complaint]:
     for path in (notebook.topic.check_file, notebook.topic.test_file):
-        if path.is_file() and (found := re.search(r"^.*\bTODO\b.*$", path.read_text(encoding="utf-8"), re.MULTILINE)):
-            yield "-", f"still has {found[0].strip()!r} in {path.relative_to(notebook.root).as_posix()}; fill it in"
+        name = path.relative_to(notebook.root).as_posix()
+        if not path.is_file():
+            yield "-", f"needs {name}, which is not there (CONTRIBUTING.md says how to write it)"
+        elif found := re.search(r"^.*\bTODO\b.*$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            yield "-", f"still has {found[0].strip()!r} in {name}; fill it in"

@@ -1,4 +1,4 @@
-"""Rules on prose: its words, what it names and what it links."""
+"""Rules on prose: what it names and what it links."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ _MACHINE_PATH = re.compile(
     r"|(?<![\w.])/[\w./-]*/site-packages/"
     r"|(?<!\w)[A-Za-z]:\\+Users\\"
 )
-
-
-@rule("prose")
-def prose(notebook: Notebook) -> Iterator[Complaint]:
-    for cell in notebook.markdown:
-        text = cell.text.text()
-        shout = re.search(r"[^\n]{0,30}!", text)
-        if shout:
-            yield cell.id, f"has an exclamation mark in {shout[0].strip()!r}; end the sentence with a full stop"
-        filler = re.search(r"[^\n]{0,20}\bsimply\b[^\n]{0,20}", text, re.IGNORECASE)
-        if filler:
-            yield cell.id, f"says 'simply' in {filler[0].strip()!r}; leave the word out"
 
 
 @rule("references", not_for=("draft",))
