@@ -20,8 +20,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 LOCK_LIMIT = 3600  # seconds to wait for another process's installation
+TELL_EVERY = 10.0  # seconds; pip says nothing while it unpacks, for minutes
 # what a command can do without when nothing may be installed (COURSE_ENV=current)
 ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}}
 
@@ -40,6 +42,9 @@ PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely
 - The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
+
+NO_GPU = """No NVIDIA driver is here, so torch without CUDA does as well. To have that: Ctrl+C now, and then
+    COURSE_TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab"""
 
 # what `python -m course site` imports: requirements-site.txt has it, and PyTorch isn't in it
 FOR_THE_SITE = (
@@ -110,6 +115,27 @@ def probe(python: Path, code: str, timeout: float = 30) -> tuple[int, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)
     return done.returncode, done.stdout.strip()
+
+
+@contextlib.contextmanager
+def telling(line: Callable[[], str]) -> Iterator[None]:
+    """Say a line from time to time, if it has changed since."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        told = line()
+        while not ended.wait(TELL_EVERY):
+            if (now := line()) != told:
+                say(now)
+                told = now
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -248,9 +274,11 @@ class Environment:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
         free = shutil.disk_usage(self.folder).free / 1e9
         say(
-            "Installing what the course needs. A new environment takes about 3 GB to download, 3 to 5 minutes on a "
-            f"fast line, and 6.3 GB of disk with the CUDA build; {free:.0f} GB are free."
+            "Installing what the course needs, 3 to 5 minutes on a fast line. With CUDA a new environment takes about "
+            f"3 GB to download and 6.3 GB of disk, without it 1.5 GB of disk; {free:.0f} GB are free."
         )
+        if not self.index and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
+            say(NO_GPU)
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             say(f"torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX= (empty).")
@@ -283,8 +311,16 @@ class Environment:
         """pip install, in the versions of constraints.txt if it is there."""
         command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
         pins = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
-        if status := run([*command, *pins]):
+        with telling(self._so_far):
+            status = run([*command, *pins])
+        if status:
             raise SetupError(PIP_ADVICE.format(status=status))
+
+    def _so_far(self) -> str:
+        """How many packages are in place."""
+        places = ("lib/python*/site-packages", "Lib/site-packages")  # the second one on Windows
+        count = sum(1 for place in places for _ in self.folder.glob(f"{place}/*.dist-info"))
+        return f"{count} packages of some 190 are in place"
 
 
 def requirements(root: Path) -> list[str]:

@@ -44,6 +44,9 @@ NEEDED = {"sphinx": "sphinx", "myst_nb": "myst-nb", "sphinx_book_theme": "sphinx
 SPHINX_SECONDS = 600
 MARKER = ".made-by-course-site"  # in the output folder, which is emptied before it is written again
 GUIDE = "INSTRUCTOR_GUIDE.md"
+SOLUTIONS = """\
+One answer to each exercise of {name}. Others are as good: a check judges what an answer does, not how it is written.
+If you are stuck, a task's folded hints give less away."""
 FLAT_COLOURS = 16  # of a drawing: these few are nearly all of it
 PHOTOGRAPH = 0.08  # a picture with more than this share outside of them has photographs in it
 ROW = 4.0  # rem: the height of a topic in the map, in course.css as well
@@ -102,11 +105,14 @@ def lesson_page(lesson: Lesson, book: Syllabus, folder: Path, solutions: bool) -
     The checks' outputs are left out: they are about answers that aren't on the page.
     """
     page = student_edition(lesson.full)
+    linked = {cell for cell, _ in read_glossary().get(lesson.topic.number, {}).values()}
     cells = []
     for full, cell in zip(lesson.full.cells, page.cells, strict=True):
         cells.append(cell)
         if cell.cell_type == "markdown":
             cell.source = alone_on_its_line(cell.source)
+            if cell.id in linked or HEADING.search(cell.source):
+                cell.source = f"({_place(lesson, cell.id)})=\n{cell.source}"
         nbgrader = cell.metadata.get("nbgrader", {})
         if cell.id == "setup":
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
@@ -145,8 +151,8 @@ def with_picture_files(outputs: list, cell: str, number: str, folder: Path) -> I
             height = round(picture.height * width / picture.width)
             kind = "photograph" if has_photographs(picture) else "drawing"
         html = (
-            f'<img class="figure {kind}" src="{quote(name)}" alt="{escape(about.get("alt", ""))}" width="{width}" '
-            f'height="{height}" loading="lazy">'
+            f'<a href="{quote(name)}"><img class="figure {kind}" src="{quote(name)}" '
+            f'alt="{escape(about.get("alt", ""))}" width="{width}" height="{height}" loading="lazy"></a>'
         )
         yield new_output("display_data", {"text/html": html})
 
@@ -164,21 +170,28 @@ def has_photographs(picture: Image.Image) -> bool:
 
 def solutions_page(lesson: Lesson) -> str:
     """The answers to a notebook's exercises, as Markdown."""
-    lines = [f"# Solutions of {lesson.topic.number}", "", f"[The notebook]({lesson.topic.file})", ""]
-    heading = ""
+    topic = lesson.topic
+    lines = [f"# Solutions of {topic.number}", "", SOLUTIONS.format(name=f"[{topic.number}]({topic.file})"), ""]
+    heading = task = ""
     for cell in lesson.full.cells:
         if cell.cell_type == "markdown" and (found := HEADING.search(cell.source)):
             heading = f"Exercise {found[1]}.{found[2]}: {found[3]}"
+            task = f"[The task](#{_place(lesson, cell.id)})"
         elif cell.cell_type == "code" and BEGIN in cell.source:
             code = [line for line in cell.source.split("\n") if line.strip() not in (BEGIN, END)]
             target = _target(lesson, cell.metadata.nbgrader.grade_id)
-            lines += [f"({target})=", f"## {heading}", "", "````python", *code, "````", ""]
+            lines += [f"({target})=", f"## {heading}", "", task, "", "````python", *code, "````", ""]
     return "\n".join(lines)
 
 
 def _target(lesson: Lesson, grade_id: str) -> str:
     """What a link to a solution names, from the answer cell's or the check cell's id."""
     return f"solution-{lesson.topic.number}-{grade_id.removesuffix('-check')}"
+
+
+def _place(lesson: Lesson, cell: str) -> str:
+    """What a link to a cell of the lesson's page names."""
+    return f"at-{lesson.topic.number}-{cell}"
 
 
 def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool) -> str:
@@ -202,6 +215,7 @@ def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool) -> st
         title=f"Module {book.module.number}: {book.module.title}",
         hours=round(total / 60),
         map=topic_map([lesson.topic for lesson in lessons], book),
+        check=(PARTS / "check.md").read_text(encoding="utf-8"),
         table="\n".join(rows),
         begin=ways.how_to_begin(book),
     )
@@ -231,11 +245,11 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
                 f'{x:.2f} {bottom:.2f}" marker-end="url(#tip)"/>'
             )
         arcs.append(f'<circle cx="{MAP_WIDTH - 0.4:.2f}" cy="{(place + 0.5) * ROW:.2f}" r="0.16"/>')
-        about = f"Builds on {', '.join(needs)}" if needs else "Builds on none of these"
+        about = f"Builds on {', '.join(needs)}" if needs else ""  # shown on a phone, which has no arcs
         page = Path(topic.file).with_suffix(".html")
         rows.append(
             f'<div class="stop" title="{about}"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
-            f"<span>{escape(topic.helps_when or topic.owns)}</span></div>"
+            f'<span>{escape(topic.helps_when or topic.owns)}</span><span class="needs">{about}</span></div>'
         )
     height = len(topics) * ROW
     return "\n".join(
@@ -255,20 +269,21 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
     )
 
 
-def read_glossary() -> dict[str, dict[str, str]]:
-    """Topic's number → term → what it means."""
-    return tomllib.loads((PARTS / "glossary.toml").read_text(encoding="utf-8"))
+def read_glossary() -> dict[str, dict[str, tuple[str, str]]]:
+    """Topic's number → term → the cell that explains it, and what it means."""
+    read = tomllib.loads((PARTS / "glossary.toml").read_text(encoding="utf-8"))
+    return {number: {term: tuple(entry) for term, entry in terms.items()} for number, terms in read.items()}
 
 
 def glossary_page(lessons: Sequence[Lesson]) -> str:
-    """Every term with the notebook that explains it, in the order of the alphabet."""
+    """Every term with the place that explains it, in the order of the alphabet."""
     terms = read_glossary()
     entries = {
-        term: f"{meaning} [{lesson.topic.number}]({lesson.topic.file})"
+        term: f"{meaning} [{lesson.topic.number}](#{_place(lesson, cell)})"
         for lesson in lessons
-        for term, meaning in terms.get(lesson.topic.number, {}).items()
+        for term, (cell, meaning) in terms.get(lesson.topic.number, {}).items()
     }
-    lines = ["# Glossary", "", "Each term with the notebook that explains it.", "", "```{glossary}"]
+    lines = ["# Glossary", "", "Each term with a link to the place that explains it.", "", "```{glossary}"]
     for term in sorted(entries, key=str.lower):
         lines += [term, f"  {entries[term]}", ""]
     return "\n".join([*lines, "```", ""])

@@ -1,4 +1,6 @@
-"""The workbook's first page: the topics in order, what each takes, and a cell that says how far the exercises are."""
+"""The workbook's first page: the topics in order, what each takes, a cell that says how far the exercises are, and an
+exercise of two minutes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import math
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course.exercise_form import HEADING
+from course.exercise_form import HEADING, STUB
 from course.guard import GUARD
 from course.syllabus import Syllabus, Topic, direct_needs
 
@@ -22,6 +24,9 @@ FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
 INTRODUCTION = """\
 # Module {number}: {title}
 
+**Are you new here?** Begin with the [warm-up](#Warm-up) at the end of this page: two minutes that show how an answer is
+checked.
+
 Choose a topic, run its cells from top to bottom with Shift+Enter, and write your answers where the exercises ask for
 them. The check below an answer says what is right, what is wrong and where to look; each demand that you meet has its
 share of the points. An exercise that you leave out stops nothing. If you are stuck with a wrong answer, the last line
@@ -30,7 +35,7 @@ of the check names one line of code: put it first into the check's cell, and the
 {table}
 
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
-the others can be taken in any order. {renewing}
+the others can be taken in any order. The first exercise of a topic comes after 20 to 40 minutes of reading. {renewing}
 
 Run the cell below (Shift+Enter) to see **what you have done**. It reads the notebooks in this folder as they were last
 saved (Ctrl+S, or Cmd+S).\
@@ -38,6 +43,35 @@ saved (Ctrl+S, or Cmd+S).\
 RENEWING = """\
 `make lab`, given again, brings new editions of the lessons and takes your answers and your own cells over into them;
 your files as they were are kept in the folder `earlier`.\
+"""
+WARM_UP = """\
+## Warm-up
+Two minutes that count for nothing but show how exercises work. Somewhere in a model there is `y = x ** 3`. Backward
+arrives with `upstream`, the gradient of the loss with respect to `y`. Write what it hands on: the gradient of the loss
+with respect to `x`.
+
+Run the check as it is, then with your answer, and once with a wrong one.
+
+<details><summary>Hint 1: the slope</summary>
+
+The derivative of $x^3$ is $3x^2$.
+
+</details>
+<details><summary>Hint 2: what comes from above</summary>
+
+The chain rule: the gradient of the loss with respect to $y$, times the derivative of $y$ with respect to $x$.
+
+</details>\
+"""
+ANSWER = f"""\
+def cube_backward(x, upstream):
+    {STUB[0]}
+    {STUB[1]}\
+"""
+CHECK = """\
+from shared.checks import warm_up as check
+
+cube_backward = check.cube_backward(cube_backward)\
 """
 PROGRESS = f"""\
 {GUARD}
@@ -69,7 +103,12 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
         renewing=renewing,
     )
     progress = new_code_cell(PROGRESS, id="progress", metadata=copy.deepcopy(FOLDED))
-    return new_notebook(cells=[new_markdown_cell(text, id="start"), progress])
+    warm_up = [
+        new_markdown_cell(WARM_UP, id="warm-up-task"),
+        new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
+        new_code_cell(CHECK, id="warm-up-check"),
+    ]
+    return new_notebook(cells=[new_markdown_cell(text, id="start"), progress, *warm_up])
 
 
 def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:

@@ -39,7 +39,8 @@ def links(book: Syllabus, file: str) -> dict[str, str]:
 
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
     """The row of buttons below a page's title, as HTML."""
-    made = [f'<a href="notebooks/{topic.file}" download>Download the notebook</a>']
+    made = ['<a href="index.html#begin">How to run it</a>']
+    made += [f'<a href="notebooks/{topic.file}" download>Download the notebook</a>']
     made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
     made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
     return "\n".join(['<div class="ways">', *made, "</div>"])

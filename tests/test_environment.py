@@ -16,6 +16,8 @@ import pytest
 from course import environment
 from course.environment import Environment, SetupError, locked, unmet
 
+COUNTED = ["1 packages of some 190 are in place", "2 packages of some 190 are in place"]
+
 
 class Fakes:
     """Stands for venv, pip and the Python in .venv; records the commands."""
@@ -229,6 +231,33 @@ def test_pip_and_venv_are_not_led_elsewhere(monkeypatch, capfd):
     shown = capfd.readouterr()
     assert shown.err == "[None, None, None, '0', 'http://localhost:1']\n"
     assert shown.out == "", "that belongs to the command"
+
+
+def test_what_pip_unpacks_in_silence_is_counted(root, monkeypatch, capsys):
+    monkeypatch.setattr(environment, "TELL_EVERY", 0.05)
+    places = iter(("lib/python3.12/site-packages/torch-2.dist-info", "Lib/site-packages/rich-13.dist-info"))
+
+    def slow_pip(command, run=Fakes.run):
+        for place in places if "pip" in command else ():
+            (root / ".venv" / place).mkdir(parents=True)
+            time.sleep(0.5)
+        return run(fakes, command)
+
+    fakes = Fakes()
+    fakes.run = slow_pip
+    ensure(root, fakes)
+    told = [line for line in capsys.readouterr().err.splitlines() if "in place" in line]
+    assert told in (COUNTED, COUNTED[1:]), "and nothing twice"
+
+
+@pytest.mark.parametrize(("driver", "told"), [(None, 1), ("/usr/bin/nvidia-smi", 0)])
+def test_where_no_gpu_is_the_smaller_torch_is_named_before_the_larger_one_comes(
+    root, monkeypatch, capsys, driver, told
+):
+    monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(environment.shutil, "which", lambda name: driver)
+    ensure(root, Fakes())
+    assert capsys.readouterr().err.count(environment.NO_GPU) == told
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

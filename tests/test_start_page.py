@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from course import lab, start_page, syllabus, workbook
 from course.exercise_form import check_metadata
 from course.selection import select
+from course.site import PARTS
 from shared.checks.exercise import exercise
 from shared.checks.report import CheckFailed
 from shared.progress import read_progress, show_progress
@@ -38,7 +39,7 @@ def test_the_page_names_every_topic_in_order_and_links_those_that_are_there(fold
     assert page.cells[1].metadata.jupyter.source_hidden
     rows = re.findall(r"^\| (?:\[)?(15-\d\d) .*$", page.cells[0].source, re.MULTILINE)
     assert rows == list(syllabus.load().topics)
-    links = re.findall(r"\]\(([^)]+)\)", page.cells[0].source)
+    links = re.findall(r"\]\(([^)#]+)\)", page.cells[0].source)
     assert links
     assert {folder / link for link in links} == set(folder.glob("15-*.ipynb"))
     missing = [topic for topic in syllabus.load().topics.values() if not topic.path.is_file()]
@@ -93,6 +94,41 @@ def test_jupyterlab_opens_on_the_page_which_is_always_renewed(monkeypatch, tmp_p
     assert capsys.readouterr().out == "00_START_HERE.ipynb: renewed.\n"
     assert "Take a topic" in nbformat.read(path, as_version=4).cells[0].source
     assert [file.name for file in path.parent.iterdir() if not file.name.startswith(".")] == [start_page.NAME]
+
+
+def warm_up(answer):
+    """What the warm-up's check cell shows for an answer cell."""
+    page = start_page.start_page(syllabus.load(), {}).cells
+    with capture_output() as captured:
+        try:
+            exec(f"{answer}\n{page[-1].source}", {})
+        except CheckFailed as error:
+            print(error.shown)
+    return captured.stdout
+
+
+def test_the_warm_up_as_it_is_handed_out_is_not_attempted():
+    stub = start_page.start_page(syllabus.load(), {}).cells[-2].source
+    assert warm_up(stub).startswith("Exercise 0 · Warm-up: not attempted yet")
+
+
+def test_the_site_quotes_what_the_warm_up_s_check_says():
+    text = (PARTS / "check.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", text, re.DOTALL)
+    assert [warm_up(answer) for answer, _ in quoted] == [said for _, said in quoted]
+    assert ["failed, 1 of 2" in said for _, said in quoted] == [True, False]
+
+
+def test_a_renewed_page_keeps_the_answer_to_the_warm_up(monkeypatch, tmp_path):
+    path = workbook.make_start_page(syllabus.load(), tmp_path)
+    page = nbformat.read(path, as_version=4)
+    page.cells[-2].source = "def cube_backward(x, upstream):\n    return 3 * x ** 2 * upstream"
+    nbformat.write(page, path)
+    monkeypatch.setattr(start_page, "INTRODUCTION", start_page.INTRODUCTION.replace("Choose a topic", "Take a topic"))
+    workbook.make_start_page(syllabus.load(), tmp_path)
+    renewed = nbformat.read(path, as_version=4)
+    assert "Take a topic" in renewed.cells[0].source
+    assert renewed.cells[-2].source == page.cells[-2].source
 
 
 def test_jupyterlab_knows_the_option():

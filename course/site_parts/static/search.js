@@ -17,7 +17,9 @@ function showSections(query) {
 
   const output = document.getElementById("search-results");
   const count = found.length === 1 ? "One section has it." : `${found.length} sections have it, the best first.`;
-  output.replaceChildren(element("p", words.length && found.length ? count : "No section has all of these words."));
+  const nowhere = words.filter((word) => !SECTIONS.some((section) => score(section, [word])));
+  const none = `No section has ${nowhere.map((word) => `“${word}”`).join(" or ") || "all of these words"}.`;
+  output.replaceChildren(element("p", words.length && found.length ? count : none));
   const list = output.appendChild(element("ul", "", "search"));
   for (const section of found) {
     const item = list.appendChild(element("li", ""));

@@ -1,0 +1,31 @@
+"""The check of the warm-up on the workbook's start page."""
+
+import torch
+
+from shared.checks.exercise import exercise
+from shared.checks.trial import Trial
+
+
+def reference(x: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
+    """The course's answer."""
+    return 3 * x**2 * upstream
+
+
+@exercise("0", "Warm-up", points=2, demands=2, stand_in=lambda: reference, stand_in_name="ours")
+def cube_backward(trial: Trial, answer) -> None:
+    """`answer(x, upstream)` is the gradient with respect to x, if that with respect to x ** 3 is `upstream`."""
+    x, upstream = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([1.0, 10.0, 0.0])
+    trial.close(
+        "the slope of x ** 3, where upstream is 1",
+        answer(x, torch.ones(3)),
+        reference(x, torch.ones(3)),
+        hint="for x = [1, 2, -3]; how steep is x ** 3 there?",
+        see=1,
+    )
+    trial.close(
+        "another upstream, [1, 10, 0]",
+        answer(x, upstream),
+        reference(x, upstream),
+        hint="what reaches x where nothing comes from above?",
+        see=2,
+    )
