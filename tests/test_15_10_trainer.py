@@ -33,8 +33,8 @@ from shared.rank_failures import LaunchError
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals
     listeners ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log
     progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics default-parts bare
-    one-process ranks measure trainer-with-parts synced ex-step own-parts read-means sampler generators fingerprint ex-state trace
-    job load-weights schedule ema load-averages leave health update-ratio"""
+    one-process ranks measure trainer-with-parts synced ex-step own-parts read-means sampler generators
+    fingerprint ex-state trace job load-weights schedule ema load-averages leave health update-ratio"""
 ROOT = Path(__file__).parent.parent
 
 
