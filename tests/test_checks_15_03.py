@@ -22,7 +22,7 @@ from shared.checks import topic_15_03 as check
 
 CELLS = """
     mini-tables mini-walk mini-module flops-of norms assert-partition norm-linear rule split-to-fused rule-find
-    rule-complete rule-results apply-rule remap stems moves
+    rule-complete rule-results rule-entries apply-rule remap stems moves
 """
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
