@@ -128,7 +128,7 @@ class TestStochasticDepth:
 
     def test_a_gated_net_is_copied_after_its_loss_and_runs_under_autocast(self, lesson):
         net = nn.Sequential(lesson.Gated(nn.Linear(4, 4), 4), nn.Linear(4, 3))
-        lesson.gate_loss(net, torch.randn(5, 4), torch.zeros(5, dtype=torch.int64), charge=0.3).backward()
+        lesson.gate_loss(net, torch.randn(5, 4), torch.zeros(5, dtype=torch.int64), penalty=0.3).backward()
         copied = copy.deepcopy(net).eval()
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert copied(torch.randn(5, 4)).shape == (5, 3)
