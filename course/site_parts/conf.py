@@ -51,6 +51,11 @@ def sections_of(page, document):
     """What search finds on a page, in its order."""
     for markup in list(document.findall(nodes.raw)):  # figures as HTML
         markup.parent.remove(markup)
+    for formula in [*document.findall(nodes.math), *document.findall(nodes.math_block)]:
+        plain = formula.astext()  # such as x + 1; other LaTeX reads badly among the words
+        formula.parent.replace(formula, nodes.Text("…" if "\\" in plain else plain))
+    for cell in document.findall(nodes.entry):
+        cell.append(nodes.Text("·"))
     title = next(document.findall(nodes.title)).astext()
     for section in document.findall(nodes.section):
         text = " ".join(part.astext() for part in section.children[1:] if not isinstance(part, nodes.section))
