@@ -1,7 +1,8 @@
 """Run the tests: each notebook as it is (nbval), and those of the helpers and tools. In ten minutes on two cores.
 
 --all adds what is about one notebook: the tests of its checks and lesson, and its student edition, unsolved and solved,
-on a pretended accelerator. In half an hour; CI runs it.
+on a pretended accelerator; and what is about other places: nbgrader, Gradescope, a cluster, a machine without a network.
+In half an hour; CI runs it.
 
 A topic (15-01 or 15-1) or a notebook file means all that is about that notebook: its two executions and its checks'
 tests. All other options and paths go to pytest; with a path only that is tested, e.g.
@@ -27,7 +28,8 @@ from course.settings import SettingError, check_settings
 
 TAKES_EXTRA_ARGUMENTS = True
 ALL = "--all"
-ABOUT_ONE = ["--ignore=tests/test_notebooks.py", "--ignore-glob=*test_15_*.py", "--ignore-glob=*test_checks_15_*.py"]
+ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
+ELSEWHERE = ["*test_nbgrader.py", "*test_grade_elsewhere.py", "*test_offline.py"]
 WORKERS = 2
 WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
 NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
@@ -106,7 +108,8 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
     if not notebooks and not any(map(_is_path, extra)):
         everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
         everything += sorted((ROOT / "templates").glob("*.ipynb"))
-        arguments += ["tests", *([] if ALL in extra else ABOUT_ONE), *map(_short, [] if without else everything)]
+        left_out = [] if ALL in extra else [f"--ignore-glob={files}" for files in ABOUT_ONE + ELSEWHERE]
+        arguments += ["tests", *left_out, *map(_short, [] if without else everything)]
     return [*arguments, *(argument for argument in extra if argument != ALL)]
 
 

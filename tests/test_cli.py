@@ -175,7 +175,7 @@ def test_test_command_runs_everything_unless_a_path_is_named():
     assert "tests" in everything
     notebooks = [argument for argument in everything if argument.endswith(".ipynb")]
     assert len(notebooks) == len({*ROOT.glob("module_15_*/15-*.ipynb"), *ROOT.glob("templates/*.ipynb")}) > 2
-    assert "--ignore=tests/test_notebooks.py" in everything, "half an hour, for those who ask for --all"
+    assert "--ignore-glob=*test_notebooks.py" in everything, "half an hour, for those who ask for --all"
     assert not any("ignore" in argument for argument in course_test.pytest_arguments([], ["--all", "-x"]))
     narrowed = course_test.pytest_arguments([], ["tests/test_cli.py::test_x", "-x"])
     assert "tests" not in narrowed

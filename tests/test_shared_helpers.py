@@ -56,12 +56,11 @@ def test_a_seed_out_of_range_is_an_error(seed):
 # ---------------------------------------------------------------- timing
 
 
-def test_times_are_ordered_and_counted():
+def test_times_are_ordered():
     timings = compare({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, seconds=0.1, blocks=3)
     assert list(timings) == ["short", "long"]
     assert 0.002 <= timings["short"].median < timings["long"].median
     assert timings["long"].low <= timings["long"].median <= timings["long"].high
-    assert timings["short"].calls >= 3
 
 
 def test_a_time_is_that_of_one_call(monkeypatch):
