@@ -1,8 +1,8 @@
 """Run the tests: each notebook as it is (nbval), and those of the helpers and tools. In ten minutes on two cores.
 
 --all adds what is about one notebook: the tests of its checks and lesson, and its student edition, unsolved and solved,
-on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, a machine without a network. In
-half an hour; CI runs it.
+on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, a machine without a network.
+In half an hour; CI runs it.
 
 A topic (15-01 or 15-1) or a notebook file means all that is about that notebook: its two executions and its checks'
 tests. All other options and paths go to pytest; with a path only that is tested, e.g.
