@@ -221,13 +221,11 @@ FLOPS, READ, SECONDS = "flops = 2 * m * k * n", "m * k * tiles_across + k * n * 
 LIMIT, INTENSITY = '"bytes" if moving > computing else "arithmetic"', "flops / size"
 WRONG_MATMUL = {
     "half the FLOPs": ("flops", FLOPS, "flops = m * k * n"),
-    "float FLOPs": ("a float", '"flops": flops', '"flops": float(flops)'),
     "None": ("is `return` missing", "    return {", "    return None and {"),
     "no tiles": ("bytes", READ, "2 * m * n * k"),
     "A and B exchanged": ("bytes", READ, "m * k * tiles_down + k * n * tiles_across"),
     "C not written": ("bytes", " + m * n", ""),
     "edges forgotten": ("bytes", "-(-m // tile)", "m // tile", "-(-n // tile)", "n // tile"),
-    "float bytes": ("a float", '"bytes": size', '"bytes": float(size)'),
     "whole FLOPs a byte": ("intensity", INTENSITY, "flops // size"),
     "one after the other": ("seconds", SECONDS, "computing + moving"),
     "the faster one": ("seconds", SECONDS, "min(computing, moving)"),
@@ -356,7 +354,7 @@ RESULT, MEET, ORDER = (
     "other_birth < death and birth < other_death",
     "key=lambda k: -tensors[k][2]",
 )
-A_LIST, SHARED, ARENA = "a list of ints", "share no byte", "an arena at most"
+A_LIST, SHARED, ARENA = "a list of multiples", "share no byte", "an arena at most"
 WRONG_PLANS = {
     "a tuple": (A_LIST, RESULT, "    return tuple(offsets)"),
     "an error for none": ("IndexError", RESULT, "    tensors[0]\n" + RESULT),
