@@ -354,7 +354,7 @@ RESULT, MEET, ORDER = (
     "other_birth < death and birth < other_death",
     "key=lambda k: -tensors[k][2]",
 )
-A_LIST, SHARED, ARENA = "a list of multiples", "share no byte", "an arena at most"
+A_LIST, SHARED, ARENA = "a list of ints", "share no byte", "an arena at most"
 WRONG_PLANS = {
     "a tuple": (A_LIST, RESULT, "    return tuple(offsets)"),
     "an error for none": ("IndexError", RESULT, "    tensors[0]\n" + RESULT),

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -344,6 +345,7 @@ def wait_free(trial: Trial, answer: Any) -> None:
         ("one batch", _batches([7])),
         ("20 batches", _batches([6, 2] * 10)),
         ("the worst image in the first batch", [(torch.tensor([[9.0, 0, 0, 0]]), torch.tensor([1])), *_batches([4])]),
+        ("no image misclassified", _batches([4, 3], wrong=0.0)),
         ("all images misclassified", _batches([4, 3], wrong=1.0)),
     ]
     rows = [(text, (nn.Identity(), batches)) for text, batches in cases]
@@ -480,12 +482,12 @@ def plan(trial: Trial, answer: Any) -> None:
         lives.append(list(zip(births, ends, sizes, strict=True)))
     cases = [(f"plan({tensors})"[:300], tensors) for tensors in lives]
     hint = "compare what you return with the task: its type, its length, each offset"
-    with trial.group("a list of multiples of 512, one for each tensor", hint=hint, free=True):
+    with trial.group("a list of ints, multiples of 512, one for each tensor", hint=hint, free=True):
         for text, tensors in cases:
             got = trial.call(text, lambda tensors=tensors: answer(list(tensors)))
             trial.equal(f"type and length of {text}", [type(got).__name__, len(got)], ["list", len(tensors)])
-            wrong = [offset for offset in got if offset < 0 or offset % 512]
-            trial.equal(f"other offsets, {text}", wrong, [])
+            wrong = [offset for offset in got if not isinstance(offset, Integral) or offset < 0 or offset % 512]
+            trial.equal(f"offsets that are no such ints, {text}", wrong, [])
     hint = "draw these two lives on paper; is each offset at its tensor's place in the list?"
     with trial.group("tensors that are there together share no byte", hint=hint, see=1):
         for text, tensors in cases:
