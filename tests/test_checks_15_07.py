@@ -226,6 +226,7 @@ WRONG_MATMUL = {
     "A and B exchanged": ("bytes", READ, "m * k * tiles_down + k * n * tiles_across"),
     "C not written": ("bytes", " + m * n", ""),
     "edges forgotten": ("bytes", "-(-m // tile)", "m // tile", "-(-n // tile)", "n // tile"),
+    "elements for bytes": ("bytes", '"bytes": size', '"bytes": elements'),
     "whole FLOPs a byte": ("intensity", INTENSITY, "flops // size"),
     "one after the other": ("seconds", SECONDS, "computing + moving"),
     "the faster one": ("seconds", SECONDS, "min(computing, moving)"),
