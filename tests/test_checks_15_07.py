@@ -221,13 +221,12 @@ FLOPS, READ, SECONDS = "flops = 2 * m * k * n", "m * k * tiles_across + k * n * 
 LIMIT, INTENSITY = '"bytes" if moving > computing else "arithmetic"', "flops / size"
 WRONG_MATMUL = {
     "half the FLOPs": ("flops", FLOPS, "flops = m * k * n"),
-    "float FLOPs": ("a float", '"flops": flops', '"flops": float(flops)'),
     "None": ("is `return` missing", "    return {", "    return None and {"),
     "no tiles": ("bytes", READ, "2 * m * n * k"),
     "A and B exchanged": ("bytes", READ, "m * k * tiles_down + k * n * tiles_across"),
     "C not written": ("bytes", " + m * n", ""),
     "edges forgotten": ("bytes", "-(-m // tile)", "m // tile", "-(-n // tile)", "n // tile"),
-    "float bytes": ("a float", '"bytes": size', '"bytes": float(size)'),
+    "elements for bytes": ("bytes", '"bytes": size', '"bytes": elements'),
     "whole FLOPs a byte": ("intensity", INTENSITY, "flops // size"),
     "one after the other": ("seconds", SECONDS, "computing + moving"),
     "the faster one": ("seconds", SECONDS, "min(computing, moving)"),

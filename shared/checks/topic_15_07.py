@@ -179,9 +179,9 @@ def _post_mortem(message: str, snapshot: dict) -> dict[str, Any]:
     asked, capacity, free = sizes[:3]
     gpu = int(words[words.index("GPU") + 1])
     blocks = [(b["size"], b["state"]) for s in snapshot["segments"] if s["device"] == gpu for b in s["blocks"]]
-    allocated = sum(size for size, state in blocks if state == _USED)
-    reserved = sum(size for size, _ in blocks)
-    hole = max([0, *(size for size, state in blocks if state == _FREE)])
+    allocated = math.fsum(size for size, state in blocks if state == _USED)
+    reserved = math.fsum(size for size, _ in blocks)
+    hole = max([0.0, *(float(size) for size, state in blocks if state == _FREE)])
     verdict = "fragmented" if free + reserved - allocated >= asked else "held elsewhere"
     verdict = "does not fit" if asked + allocated > capacity else verdict
     found = {"requested": asked, "capacity": capacity, "free": free, "allocated": allocated, "reserved": reserved}
@@ -253,7 +253,7 @@ def post_mortem(trial: Trial, answer: Any) -> None:
 
 def _matmul_cost(m: int, k: int, n: int, tile: int, itemsize: int, peak: float, bandwidth: float) -> dict[str, Any]:
     """The reference, tile by tile."""
-    flops = elements = 0
+    flops = elements = 0.0
     for top, left in itertools.product(range(0, m, tile), range(0, n, tile)):
         rows, columns = min(tile, m - top), min(tile, n - left)
         flops += 2 * rows * columns * k
@@ -275,7 +275,7 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
     cases = [(*s, dice.choice((1, 2, 4, 8)), 10.0 ** dice.randint(0, 5), 10.0 ** dice.randint(0, 4)) for s in shapes]
     cases += [(*shape, 2, 989e12, 3.35e12) for shape in shapes[:6]]  # a real device: seconds are small numbers
     for case in list(cases):  # as long for the arithmetic as for the bytes, and a little longer for either
-        flops, moved = (float(_matmul_cost(*case)[key]) for key in ("flops", "bytes"))
+        flops, moved = (_matmul_cost(*case)[key] for key in ("flops", "bytes"))
         near = [flops * by for by in (1, 1 + 2**-20, 1 - 2**-20)]
         cases += [(*case[:5], peak, moved) for peak in near if peak / moved * moved == peak]
     rows = [(f"matmul_cost{case}", case) for case in cases]
@@ -283,8 +283,8 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
         limit: [row for row in rows if _matmul_cost(*row[1])["limit"] == limit] for limit in ("bytes", "arithmetic")
     }
     for demand, some, hint, see in (
-        ("flops", rows, "how many multiplications and additions are there, and as which type?", None),
-        ("bytes", rows, "how often is each matrix read or written in this case, and as which type?", 1),
+        ("flops", rows, "how many multiplications and additions are there?", None),
+        ("bytes", rows, "how often is each matrix read or written in this case?", 1),
         ("intensity", rows, "what is divided by what?", None),
         ("seconds", rows, "how long do the arithmetic and the bytes take in this case?", 2),
         ("limit 'bytes'", limits["bytes"], "which takes longer in this case?", None),
