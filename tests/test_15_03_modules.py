@@ -15,8 +15,8 @@ from course.lesson_code import answers, definitions
 
 CELLS = """
     mini-tables mini-walk mini-module mini-module-list split-vit two-vits rule split-to-fused rule-find
-    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves tied-net exit-net exit-class exit-route
-    skip residual gate gate-loss flops-of assert-partition norms successor replace-modules lazy-scale
+    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves tied-net exit-net exit-class
+    exit-route skip residual gate gate-loss flops-of assert-partition norms successor replace-modules lazy-scale
     lazy-scale-class norm-linear
 """
 
