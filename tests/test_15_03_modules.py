@@ -15,8 +15,8 @@ from course.lesson_code import answers, definitions
 
 CELLS = """
     mini-tables mini-walk mini-module mini-module-list split-vit two-vits rule split-to-fused rule-find
-    rule-complete rule-results rule-entries apply-rule remap stems moves tied-net exit-net exit-class exit-route skip
-    residual gate gate-loss flops-of assert-partition norms successor replace-modules weight-norm lazy-scale
+    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves tied-net exit-net exit-class
+    exit-route skip residual gate gate-loss flops-of assert-partition norms successor replace-modules lazy-scale
     lazy-scale-class norm-linear
 """
 
@@ -393,16 +393,6 @@ def as_pillow_does(image, size):
     """Pillow's bicubic, which smooths before it shrinks."""
     resized = Image.fromarray(image.numpy()).resize((size, size), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(resized))
-
-
-def test_weight_norm_equals_torchs(lesson):
-    layer = nn.Linear(4, 3)
-    weight = layer.weight.detach().clone()
-    torch.nn.utils.parametrize.register_parametrization(layer, "weight", lesson.WeightNorm())
-    assert torch.allclose(layer.weight, weight, atol=1e-6)
-    with torch.no_grad():
-        layer.parametrizations.weight.original0.mul_(2)
-    assert torch.allclose(layer.weight, 2 * weight, atol=1e-6)
 
 
 def test_a_summary_leaves_a_deep_net_as_it_was(lesson):

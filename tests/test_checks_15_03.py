@@ -22,7 +22,7 @@ from shared.checks import topic_15_03 as check
 
 CELLS = """
     mini-tables mini-walk mini-module flops-of norms assert-partition norm-linear rule split-to-fused rule-find
-    rule-complete rule-results rule-entries apply-rule remap stems moves
+    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves
 """
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
@@ -148,7 +148,6 @@ WRONG_REGISTRATION = {
         "go to MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
-    "del raises KeyError": (registration((_DEL, "        del self.__dict__[name]\n")), "del removes"),
 }
 
 # ---------------------------------------------------------------- summary
@@ -396,26 +395,6 @@ class FourthParameter(Lazy):
         self.gain = nn.Parameter(torch.ones(outputs))
 
 
-class StartsAgain(Lazy):
-    """Centres its outputs in every training forward."""
-
-    class cls_to_become(GIVEN["NormLinear"]):
-        def forward(self, x):
-            y = super().forward(x)
-            if self.training:
-                with torch.no_grad():
-                    self.bias.sub_(y.flatten(0, -2).mean(dim=0))
-            return y
-
-
-StartsAgain.cls_to_become.__name__ = "NormLinear"
-
-
-class Detaches(Lazy):
-    def forward(self, x):  # the first call was bound before the class changed
-        return GIVEN["NormLinear"].forward(self, x).detach()
-
-
 class OfShares(Lazy):
     @classmethod
     def of(cls, linear):
@@ -463,8 +442,6 @@ WRONG_LAZY = {
         lazy((_BIAS, "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)")),
         "bias gives[\\s\\S]*a loaded length",
     ),
-    "detaches": (Detaches, "a result without a graph"),
-    "starts again": (StartsAgain, "later inputs"),
     "of shares the weight": (OfShares, "has a copy of its weight"),
     "of with the weight transposed": (
         lazy(("made.direction.data.copy_(weight)", "made.direction.data.copy_(weight.flip(0))")),
@@ -556,7 +533,7 @@ WRONG_SURGERY = {
     "the pair": (wraps(lambda result, *_: (result, None)), "a dict\\s+got:\\s+'a tuple"),
     "prefix left": (
         wraps(lambda result, *_: {f"_orig_mod.{key}": value for key, value in result.items()}),
-        "target's keys[\\s\\S]* with\\s+'_orig_mod[\\s\\S]*Hint 1",
+        "net_state's keys[\\s\\S]* with\\s+'_orig_mod[\\s\\S]*Hint 1",
     ),
     "dtype of the target": (
         wraps(lambda result, state, target, _: {key: value.to(target[key].dtype) for key, value in result.items()}),
@@ -572,18 +549,21 @@ WRONG_SURGERY = {
     ),
     "always folds": (
         surgery(
-            ('    if target["patch.weight"].shape[1] == 1:\n    ', '    channels = target["patch.weight"].shape[1]\n'),
+            (
+                '    if net_state["patch.weight"].shape[1] == 1:\n    ',
+                '    channels = net_state["patch.weight"].shape[1]\n',
+            ),
             ("fold_stem)", "lambda w: fold_stem(w).expand(-1, channels, -1, -1))"),
         ),
         "stem is folded",
     ),
     "nearest": (wraps(_nearest), "positions are resized"),
-    "takes keys away": (wraps(_takes_away), "state, target and their tensors stay"),
+    "takes keys away": (wraps(_takes_away), "state, net_state and their tensors stay"),
     "what is left over is dropped": (
         surgery(
             (
                 _COMPLETE,
-                "    report.left = []\n    result = {k: result[k] for k in target if k in result}\n" + _COMPLETE,
+                "    report.left = []\n    result = {k: result[k] for k in net_state if k in result}\n" + _COMPLETE,
             )
         ),
         "that is left over",

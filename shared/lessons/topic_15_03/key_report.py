@@ -24,9 +24,9 @@ class Report:
     # Renamed or computed: the new key, and the keys that it was made from.
     changed: dict[str, list[str]] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)  # by a rule without a target
-    left: list[str] = field(default_factory=list)  # left over: the target has no such key
-    missing: list[str] = field(default_factory=list)  # a key of the target that got no tensor
-    mismatched: list[str] = field(default_factory=list)  # of another shape than in the target
+    left: list[str] = field(default_factory=list)  # left over: the new net has no such key
+    missing: list[str] = field(default_factory=list)  # a key of the new net that got no tensor
+    mismatched: list[str] = field(default_factory=list)  # with a different shape from the new net's
 
     @property
     def complete(self) -> bool:
@@ -37,23 +37,23 @@ class Report:
         return ", ".join(f"{len(keys)} {name}" for name, keys in vars(self).items())
 
 
-def report_on(state: Mapping[str, Tensor], entries: Mapping[str, Entry], target: Mapping[str, Tensor]) -> Report:
-    """Compare what the rules have made of `state` with what `target` needs."""
+def report_on(state: Mapping[str, Tensor], entries: Mapping[str, Entry], net_state: Mapping[str, Tensor]) -> Report:
+    """Compare what the rules have made of `state` with the new net's state dict, `net_state`."""
     report = Report()
     used = set()  # keys of the checkpoint that are still in one of the entries
     for key, entry in entries.items():
         used.update(entry.made_from)
-        if key not in target:
+        if key not in net_state:
             report.left.append(key)
             continue
         if entry.changed:
             report.changed[key] = entry.made_from
         else:
             report.kept.append(key)
-        if not _same_shape(entry.tensor, target[key]):
+        if not _same_shape(entry.tensor, net_state[key]):
             report.mismatched.append(key)
     report.dropped = [key for key in state if key not in used]
-    report.missing = [key for key in target if key not in entries]
+    report.missing = [key for key in net_state if key not in entries]
     return report
 
 
