@@ -4,7 +4,7 @@ import copy
 import math
 import random
 from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ def _classified(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor
     "15-04.1",
     "Label smoothing in log space",
     points=15,
-    demands=7,
+    demands=6,
     stand_in=lambda: _smoothed,
     stand_in_name="F.cross_entropy",
 )
@@ -105,7 +105,6 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 for weight in (None, 0.1 * torch.rand(shape[1], dtype=torch.float64)):
                     case = f"{'no' if weight is None else 'with'} weights, ignore_index {number}"
                     same([Sample(f"{how}, {case}", logits, labels, 0.2, weight, number, how) for how in hows])
-        same([Sample("all are ignored", logits, 0 * labels, 0.2, None, 0)])
 
     with trial.group("gradients", hint="which dtype has each tensor? what has no derivative?"):
         for shape in shapes:
@@ -137,18 +136,12 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 same([Sample(case, logits, labels, 0.2)], look=lambda loss, *_: loss.double(), rtol=2e-2)
                 same([Sample(f"gradient, {case}", logits, labels, 0.2)], look=gradients, rtol=2e-2, atol=1e-4)
 
-    with trial.group("another reduction raises ValueError", hint="what does the task say of other names?"):
-        for how in ("average", "Mean", ""):
-            raises(trial, repr(how), partial(answer, *_classified(3, 4), reduction=how), ValueError)
-
 
 # ---- 15-04.2
 
 
 def _nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
     """The reference."""
-    if first.shape != second.shape or first.dim() != 2:
-        raise ValueError(f"the shapes are {first.shape} and {second.shape}")
     z = F.normalize(_widened(torch.cat([first, second])), dim=1)
     similarities = z @ z.T / temperature
     others = similarities.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
@@ -162,7 +155,7 @@ def _directions(n: int, d: int) -> tuple[Tensor, Tensor]:
     return F.normalize(first, dim=1), F.normalize(first + 0.5 * torch.randn_like(first), dim=1)
 
 
-@exercise("15-04.2", "NT-Xent", points=20, demands=7, stand_in=lambda: _nt_xent, stand_in_name="pair by pair")
+@exercise("15-04.2", "NT-Xent", points=20, demands=6, stand_in=lambda: _nt_xent, stand_in_name="pair by pair")
 def nt_xent_loss(trial: Trial, answer: Any) -> None:
     """`answer(first, second, temperature)` is the mean loss of all views."""
     same = partial(samples, trial, answer, _nt_xent)
@@ -200,10 +193,6 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
             same([Sample(f"{dtype}", *inputs, 0.01), alike], look=lambda loss, *_: loss.double(), rtol=2e-2)
             finite = [bool(g.isfinite().all()) for g in gradients(answer(*inputs, 0.01), *inputs)]
             trial.equal(f"finite gradients, {dtype}", finite, [True, True])
-    with trial.group("shapes that differ raise ValueError", hint="which shapes does the task allow?"):
-        for shapes in (((3, 4), (2, 4)), ((3, 4), (1, 4)), ((3, 4), (3, 5)), ((3, 4), (4,))):
-            first, second = (torch.randn(shape) for shape in shapes)
-            raises(trial, f"{shapes[0]} and {shapes[1]}", partial(answer, first, second), ValueError)
 
 
 # ---- 15-04.3
@@ -334,16 +323,14 @@ def running_variance(trial: Trial, answer: Any) -> None:
 
 def _clip(parameters, max_norm, norm_type=2.0, nonfinite="keep") -> Tensor:
     """The reference."""
-    if nonfinite not in ("keep", "raise", "zero"):
-        raise ValueError(f"there is no {nonfinite!r}")
     groups = list(parameters)
-    grouped = bool(groups) and isinstance(groups[0], Mapping)
+    grouped = isinstance(groups[0], Mapping)
     groups = groups if grouped else [{"params": groups}]
     grads = [[p.grad for p in group["params"] if p.grad is not None] for group in groups]
     norms = []
     for group, some in zip(groups, grads, strict=True):
-        place = group["params"][0].device if group["params"] else None
-        flat = torch.cat([_widened(grad).flatten() for grad in some]) if some else torch.zeros(1, device=place)
+        nothing = torch.zeros(1, device=group["params"][0].device)
+        flat = torch.cat([_widened(grad).flatten() for grad in some]) if some else nothing
         norms.append(torch.linalg.vector_norm(flat, norm_type))
     fine = nonfinite == "keep" or all(bool(norm.isfinite()) for norm in norms)
     if not fine and nonfinite == "raise":
@@ -369,14 +356,14 @@ def _parameters(grads):
 
 def _clipped(function, given, *options) -> dict[str, Any]:
     """Norm and gradients afterwards, of a list of gradients, or of groups: pairs of such a list and other entries."""
-    grouped = bool(given) and isinstance(given[0], tuple)
+    grouped = isinstance(given[0], tuple)
     groups = [{"params": _parameters(grads), **more} for grads, more in (given if grouped else [(given, {})])]
     norm = function(groups if grouped else groups[0]["params"], *options)
     return {"norm": norm, "gradients": [p.grad for group in groups for p in group["params"]]}
 
 
 @exercise(
-    "15-04.4", "Clip by norm, for each group", points=20, demands=11, stand_in=lambda: _clip, stand_in_name="one by one"
+    "15-04.4", "Clip by norm, for each group", points=20, demands=10, stand_in=lambda: _clip, stand_in_name="one by one"
 )
 def clip_grad_norm(trial: Trial, answer: Any) -> None:
     """`answer(parameters, max_norm, norm_type, nonfinite)` clips in place and gives norms."""
@@ -406,7 +393,6 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         same([Sample(f"{n} groups", groups[:n], 1.0) for n in (1, 2, 4)])
     with trial.group("without a gradient", hint="which parameters have a norm? whose grad is None afterwards?"):
         same([Sample("some have none", [None, wide(3), None], 0.5), Sample("all have none", [None, None], 0.5)])
-        same([Sample("no parameters", [], 0.5)])
         same([Sample("a group has none", [([None], {}), (some(), {})], 0.5)])
     hint = "which number leaves the range of float16?"
     with trial.group("the norm is computed at least in float32", hint=hint, see=1):
@@ -436,9 +422,6 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         same([Sample("infinity", bad, 1.0, 2.0, "zero"), Sample("NaN", nan, 1.0, 2.0, "zero")])
         same([Sample("a finite norm", [(some(), {}), (some(), {})], 0.5, 2.0, "zero")])
         same([Sample("one set", bad[1][0], 1.0, 2.0, "zero")])
-    with trial.group("another nonfinite raises ValueError", hint="what does the task say of other words?"):
-        for word in ("skip", "", "Zero"):
-            raises(trial, repr(word), partial(answer, _parameters(some()), 1.0, 2.0, word), ValueError)
 
 
 # ---- 15-04.5
@@ -612,14 +595,12 @@ def ema(trial: Trial, answer: Any) -> None:
         trial.equal("applied() afterwards", outcome(lambda: ema.applied().__enter__()), "no exception")
 
     with trial.group("state_dict is a snapshot", hint="whose memory do its tensors have?"):
-        for inside in (False, True):
-            model, ema = _followed(answer, 2)
-            wanted = {"updates": 2, "shadow": _copied(ema.shadow)}
-            with ema.applied() if inside else nullcontext():
-                state = ema.state_dict()
-            trial.equal(f"at once, inside {inside}", state, wanted)
-            _train(model, ema, 2)
-            trial.equal(f"after two more updates, inside {inside}", state, wanted)
+        model, ema = _followed(answer, 2)
+        wanted = {"updates": 2, "shadow": _copied(ema.shadow)}
+        state = ema.state_dict()
+        trial.equal("at once", state, wanted)
+        _train(model, ema, 2)
+        trial.equal("after two more updates", state, wanted)
     hint = "on what does the next update depend?"
     with trial.group("a resumed run gives the same bits", hint=hint):
         for saved_at, warmup in ((0, True), (1, True), (12, False)):
