@@ -139,7 +139,7 @@ class TestJudge:
 
 
 class Functional(nn.Module):
-    """Shared, nested and in-place layers, one called by name, and code between them."""
+    """Nested and in-place layers, and code between them."""
 
     def __init__(self, extra=0.0):
         super().__init__()
@@ -150,7 +150,7 @@ class Functional(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = layer(x) + self.extra
-        return self.inner(input=x)
+        return self.inner(x)
 
 
 class Scaled(nn.Module):
