@@ -75,9 +75,9 @@ def counterexamples(trial: Trial, answer: Any) -> None:
     with trial.group("inputs are of the kind that the traces are used for", hint="read the task's first lines"):
         for name, x in given.items():
             got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            expected = "a float32 or float64 tensor of shape (n, 4) with n from 1 to 64"
-            allowed = [f"torch.float{bits} of shape ({n}, 4)" for bits in (32, 64) for n in range(1, 65)]
-            trial.that(name, got in allowed, expected=expected, got=got)
+            expected = "a float32 or float64 tensor of shape (n, 4) with n from 1 on"
+            fits = re.fullmatch(r"torch\.float(32|64) of shape \([1-9]\d*, 4\)", got) is not None
+            trial.that(name, fits, expected=expected, got=got)
     hint = "run the model and the trace on it and compare"
     with trial.group("on each input the trace is silently wrong", hint=hint, see=1):
         for name, x in given.items():
@@ -260,12 +260,10 @@ _NOT_FOR_ALL = {
 }
 _NOT_FOR_ONE = {
     "one row is multiplied by 2.01": (1, _one_row(lambda x: x * 2.01)),
-    "one row is moved up and down": (2, _one_row(lambda x: x * 2 + torch.tensor([1.0, -1.0, 0.5, -0.5]))),
     "one row is float64": (3, _one_row(lambda x: (x * 2).double())),
     "one row is NaN": (2, _one_row(lambda x: x * math.nan)),
     "one row raises in the model": (4, _one_row(lambda x: _raise(ZeroDivisionError("the spread of one row")))),
     "one row raises in the program": (3, lambda x: x + x[1] if x.shape[0] > 1 else x + x[0]),
-    "the second result differs on one row": (3, lambda x: (x * 2, x * 3 if x.shape[0] > 1 else x * 4)),
 }
 
 
@@ -356,7 +354,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
                 model = _Model(function)
                 x = torch.randn(rows, 4)
                 with unchanged(trial, case, model, x):
-                    raises(trial, case, lambda m=model, x=x: export(m, x), ValueError, "batch")
+                    raises(trial, case, lambda m=model, x=x: export(m, x), ValueError)
     with trial.group("other errors go on as they are", hint="which errors do you replace?", see=3):
         for error in (RuntimeError("a batch of images"), KeyError("key")):
             broken = _Model(lambda x, e=error: _raise(e))
