@@ -380,7 +380,7 @@ def confusion_by_einsum(logits, y):
 growth = partial(variant, "growth")
 
 
-_NOTE = "means[name].append(out.detach().abs().mean().item())"
+_NOTE = "found[name].append(out.detach().abs().mean().item())"
 _FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
 _BIN = "counts.index_add_(0, pairs, torch.ones_like(pairs))"
 WRONG_GROWTH = {
@@ -394,13 +394,13 @@ WRONG_GROWTH = {
         "record_4: one float for each batch",
     ),
     "tensors for floats": (
-        growth((_NOTE, "means[name].append(out.detach().abs().mean())")),
+        growth((_NOTE, "found[name].append(out.detach().abs().mean())")),
         "record_4: one float for each batch",
     ),
     "numbers at the end": (
         growth(
-            (_NOTE, "means[name].append(out)"),
-            ("    return means\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in means.items()}\n"),
+            (_NOTE, "found[name].append(out)"),
+            ("    return found\n", "    return {k: [o.abs().mean().item() for o in v] for k, v in found.items()}\n"),
         ),
         "record_4: no output is alive",
     ),
