@@ -24,7 +24,7 @@ from course.skeleton import skeleton
 DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 # statements beside definitions that later definitions need
 NEEDED = """
-    Batch CUTS FIXES GALLERY HEALTHY KINDS PROGRESS STAGES TORCH WRONG animals as_bytes cleared_after cleared_early
+    Batch CUTS FIXES GALLERY HEALTHY PROGRESS STAGES TORCH WRONG animals as_bytes cleared_after cleared_early
     device images is_animal labels never_cleared one_off scaled_bytes test train x_test x_train y_test y_train
 """
 
@@ -178,10 +178,10 @@ class TestGradientReport:
         report = lesson.gradient_report(model, before)
         assert set(report) == {"0.weight", "0.bias", "2.weight", "2.bias"}
         row, p = report["0.weight"], model[0].weight
-        assert row.dead >= 0.5
-        assert row.gradient == pytest.approx(p.grad.norm().item())
-        assert row.update == pytest.approx((0.1 * p.grad.norm() / before["0.weight"].norm()).item(), rel=1e-4)
-        assert lesson.gradient_report(nn.Linear(1, 1))["bias"].gradient is None
+        assert row.dead_share >= 0.5
+        assert row.norm == pytest.approx(p.grad.norm().item())
+        assert row.update_ratio == pytest.approx((0.1 * p.grad.norm() / before["0.weight"].norm()).item(), rel=1e-4)
+        assert lesson.gradient_report(nn.Linear(1, 1))["bias"].norm is None
 
 
 class Patches(nn.Module):
@@ -236,10 +236,12 @@ def more_healthy(lesson):
     images = lesson.x_train[:512]
     smooth = partial(F.cross_entropy, label_smoothing=0.1)
     return {
-        "regularized": lambda: lesson.patient(nn.Sequential(lesson.Net(64), nn.Dropout(), nn.Linear(64, 10)), smooth),
-        "transformer": lambda: lesson.patient(Patches(), step=clipped),
-        "regression": lambda: lesson.patient(lesson.Net(1), F.mse_loss, brightness(lesson), lesson.cleared_after),
-        "autoencoder": lambda: lesson.patient(Autoencoder(), elbo, (images, images)),
+        "regularized": lambda: lesson.make_patient(
+            nn.Sequential(lesson.Net(64), nn.Dropout(), nn.Linear(64, 10)), smooth
+        ),
+        "transformer": lambda: lesson.make_patient(Patches(), step=clipped),
+        "regression": lambda: lesson.make_patient(lesson.Net(1), F.mse_loss, brightness(lesson), lesson.cleared_after),
+        "autoencoder": lambda: lesson.make_patient(Autoencoder(), elbo, (images, images)),
     }
 
 
@@ -267,7 +269,7 @@ class TestDiagnose:
     def test_the_gradient_of_the_plainest_net_is_right_for_many_starts(self, lesson):
         for seed in range(25):
             torch.manual_seed(seed)
-            found = lesson.examine(lesson.patient(), {"wrong gradient": lesson.wrong_gradient})
+            found = lesson.examine(lesson.make_patient(), {"wrong gradient": lesson.wrong_gradient})
             assert {suspect.name for suspect in found} <= {"not checked"}, seed
 
     def test_accumulation_on_purpose_is_no_pile(self, lesson):
@@ -282,7 +284,7 @@ class TestDiagnose:
                 optimizer.zero_grad()
             return loss.item()
 
-        assert suspects(lesson, lesson.patient(step=step)) == []
+        assert suspects(lesson, lesson.make_patient(step=step)) == []
 
     def test_no_alarm_on_other_healthy_models(self, lesson):
         x, y = lesson.x_train[600:1100].clone(), lesson.y_train[600:1100].clone()
@@ -297,10 +299,10 @@ class TestDiagnose:
             assert suspects(lesson, lesson.Patient(model, loss_fn, (x, y), optimizer, lesson.plain_step)) == []
         small = (x[:20], y[:20])
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-        assert suspects(lesson, lesson.patient(model, batch=small)) == []
+        assert suspects(lesson, lesson.make_patient(model, batch=small)) == []
 
     def test_everything_is_put_back(self, lesson):
-        one = lesson.patient()
+        one = lesson.make_patient()
         one.run(2)
         one.model.features.eval()
         state = {n: t.clone() for n, t in one.model.state_dict().items()}
@@ -331,33 +333,33 @@ class TestDiagnose:
                 self.calls = self.calls + 1
                 return super().forward(x.flatten(1))
 
-        one = lesson.patient(Counting())
+        one = lesson.make_patient(Counting())
         suspects(lesson, one)
         assert one.model.calls == 0
 
     def test_a_model_that_cannot_be_copied(self, lesson):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
         model.lock = threading.Lock()  # deepcopy raises TypeError
-        assert suspects(lesson, lesson.patient(model)) == []
+        assert suspects(lesson, lesson.make_patient(model)) == []
 
     def test_other_bugs_are_named(self, lesson):
         x, y = lesson.x_train[:450].clone(), lesson.y_train[:450].clone()
         bad = x.clone()
         bad[3, 0, 0, 0] = math.nan
-        found = suspects(lesson, lesson.patient(batch=(bad, y)))
+        found = suspects(lesson, lesson.make_patient(batch=(bad, y)))
         assert found[0].name == "nan in inputs"
         nan_net = lesson.Net(middle=lambda h: (h - h).log())
-        assert suspects(lesson, lesson.patient(nan_net))[0].name == "nan in forward"
-        one = lesson.patient()
+        assert suspects(lesson, lesson.make_patient(nan_net))[0].name == "nan in forward"
+        one = lesson.make_patient()
         one.optimizer = torch.optim.Adam(lesson.Net().parameters())  # another model's
         assert suspects(lesson, one)[0].name == "not in optimizer"
-        one = lesson.patient(step=lambda model, loss_fn, batch, optimizer: 0.0)
+        one = lesson.make_patient(step=lambda model, loss_fn, batch, optimizer: 0.0)
         assert suspects(lesson, one)[0].name == "no update"
 
 
 def with_rates(lesson, make):
     """A patient whose scheduler steps after each batch."""
-    one = lesson.patient()
+    one = lesson.make_patient()
     scheduler = make(one.optimizer)
 
     def step(*arguments):
@@ -370,7 +372,7 @@ def with_rates(lesson, make):
 
 
 def with_closure(lesson, clears):
-    one = lesson.patient()
+    one = lesson.make_patient()
     one.optimizer = torch.optim.LBFGS(one.model.parameters(), lr=0.1, max_iter=3)
 
     def step(model, loss_fn, batch, optimizer):
@@ -407,18 +409,18 @@ class TestDiagnoseBeyondTheGallery:
 
     @pytest.mark.parametrize("dim", [0, 1])
     def test_softmax_over_either_dimension(self, lesson, dim):
-        one = lesson.patient(nn.Sequential(lesson.Net(), nn.Softmax(dim)))
+        one = lesson.make_patient(nn.Sequential(lesson.Net(), nn.Softmax(dim)))
         assert self.first(lesson, one) == ("images mixed" if dim == 0 else "softmax twice")
 
     def test_a_reshape_that_mixes_images(self, lesson):
-        one = lesson.patient(lesson.Net(middle=lambda h: h.T.reshape(h.shape).relu()))
+        one = lesson.make_patient(lesson.Net(middle=lambda h: h.T.reshape(h.shape).relu()))
         assert self.first(lesson, one) == "images mixed"
 
     def test_dropout_as_a_function(self, lesson):
-        assert self.first(lesson, lesson.patient(Functional())) is None
+        assert self.first(lesson, lesson.make_patient(Functional())) is None
         stays = partial(lesson.evaluating, back=False)
-        assert self.first(lesson, lesson.patient(Functional(), step=stays)) == "trained in evaluation mode"
-        (note,) = lesson.diagnose(lesson.patient(Functional(always=True)))
+        assert self.first(lesson, lesson.make_patient(Functional(), step=stays)) == "trained in evaluation mode"
+        (note,) = lesson.diagnose(lesson.make_patient(Functional(always=True)))
         assert note == ("not checked", "images mixed, two passes in evaluation mode differ")
 
     def test_rates(self, lesson):
@@ -439,7 +441,7 @@ class TestDiagnoseBeyondTheGallery:
         assert self.first(lesson, with_closure(lesson, clears=False)) == "gradients pile up"
 
     def test_other_bugs(self, lesson):
-        constant = lesson.patient(nn.Sequential(lesson.Net(1), nn.Softmax(1)), F.mse_loss, brightness(lesson))
+        constant = lesson.make_patient(nn.Sequential(lesson.Net(1), nn.Softmax(1)), F.mse_loss, brightness(lesson))
         assert self.first(lesson, constant) == "no update"
         rooted = script_with(lesson, [lesson.register_blocks, lesson.leave_out_softmax])
         assert self.first(lesson, rooted) == "nan in backward"
@@ -449,17 +451,17 @@ class TestDiagnoseBeyondTheGallery:
         model.append(nn.Linear(512, 10))
         for layer in (model[0], model[2], model[5]):
             nn.init.zeros_(layer.bias)
-        x, y = (t.clone() for t in lesson.patient().batch)
+        x, y = (t.clone() for t in lesson.make_patient().batch)
         x[:, :, :8] = 0.0  # a border, as in MNIST: exactly at the kinks
-        assert self.first(lesson, lesson.patient(model, batch=(x, y))) is None
+        assert self.first(lesson, lesson.make_patient(model, batch=(x, y))) is None
         animals = (x, lesson.is_animal[:512].long())
         loss_fn = lambda z, y: F.binary_cross_entropy_with_logits(z.squeeze(1), y.float())  # noqa: E731
-        assert self.first(lesson, lesson.patient(lesson.Net(1), loss_fn, animals)) is None
+        assert self.first(lesson, lesson.make_patient(lesson.Net(1), loss_fn, animals)) is None
         half = lesson.Net(middle=lambda h: h.float().relu().to(h.dtype))
-        assert self.first(lesson, lesson.patient(half)) is None
+        assert self.first(lesson, lesson.make_patient(half)) is None
 
     def test_healthy_models_of_other_shapes(self, lesson):
-        x, y = (t.clone() for t in lesson.patient().batch)
+        x, y = (t.clone() for t in lesson.make_patient().batch)
 
         class Named(lesson.Net):
             def forward(self, x):
@@ -470,15 +472,15 @@ class TestDiagnoseBeyondTheGallery:
         ignored = y.clone()
         ignored[::7] = -100
         body = nn.Sequential(lesson.Net(32), nn.ReLU(), nn.Dropout()).requires_grad_(False)
-        frozen = lesson.patient(nn.Sequential(body, nn.Linear(32, 10)))
+        frozen = lesson.make_patient(nn.Sequential(body, nn.Linear(32, 10)))
         frozen.optimizer = torch.optim.Adam(frozen.model[1].parameters())
         body.eval()
         for one in (
             frozen,
-            lesson.patient(Named(), lambda z, y: F.cross_entropy(z["logits"], y)),
-            lesson.patient(normed),
-            lesson.patient(batch=(x, ignored)),
-            lesson.patient(nn.Conv2d(3, 2, 3, padding=1), batch=(x, (x[:, 0] > 0).long())),
+            lesson.make_patient(Named(), lambda z, y: F.cross_entropy(z["logits"], y)),
+            lesson.make_patient(normed),
+            lesson.make_patient(batch=(x, ignored)),
+            lesson.make_patient(nn.Conv2d(3, 2, 3, padding=1), batch=(x, (x[:, 0] > 0).long())),
         ):
             assert self.first(lesson, one) is None
 
@@ -495,7 +497,7 @@ class TestDiagnoseBeyondTheGallery:
         named = []
         for loss_fn in (right, broken):
             with warnings.catch_warnings(action="ignore"):
-                named.append(bool(lesson.loss_broadcasts(lesson.patient(lesson.Net(1), loss_fn, lesson.animals))))
+                named.append(bool(lesson.loss_broadcasts(lesson.make_patient(lesson.Net(1), loss_fn, lesson.animals))))
         assert named == [False, True]
 
 
@@ -519,20 +521,20 @@ class TestWhatReadersMet:
 
     def test_what_could_not_be_checked_is_said(self, lesson):
         weight = torch.ones(10)
-        one = lesson.patient(loss_fn=lambda z, y: F.cross_entropy(z, y, weight=weight))  # float32 for float64
+        one = lesson.make_patient(loss_fn=lambda z, y: F.cross_entropy(z, y, weight=weight))  # float32 for float64
         assert self.names(lesson, one) == ["not checked"]
-        one = lesson.patient(lesson.Net(middle=lesson.scaled_data), nn.CrossEntropyLoss(weight=weight))
+        one = lesson.make_patient(lesson.Net(middle=lesson.scaled_data), nn.CrossEntropyLoss(weight=weight))
         assert self.names(lesson, one)[0] == "wrong gradient"
         dice = torch.Generator().manual_seed(0)
         noisy = lesson.Net(middle=lambda h: h.relu() + 0.01 * torch.rand(h.shape, generator=dice).to(h))
-        assert set(self.names(lesson, lesson.patient(noisy))) == {"not checked"}
+        assert set(self.names(lesson, lesson.make_patient(noisy))) == {"not checked"}
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
         model.lock = threading.Lock()
-        assert set(self.names(lesson, lesson.patient(model))) == {"not checked"}
+        assert set(self.names(lesson, lesson.make_patient(model))) == {"not checked"}
 
     def test_a_nan_of_a_later_step_is_seen(self, lesson):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10))
-        one = lesson.patient(model)
+        one = lesson.make_patient(model)
         one.optimizer = torch.optim.SGD(model.parameters(), lr=1000.0)
         (suspect,) = suspects(lesson, one)
         assert suspect.name == "nan in loop"
@@ -542,9 +544,9 @@ class TestWhatReadersMet:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_low_precision_is_healthy(self, lesson, dtype):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).to(dtype)
-        x, y = lesson.patient().batch
+        x, y = lesson.make_patient().batch
         loss_fn = lambda z, y: F.cross_entropy(z.double() if z.dtype == torch.float64 else z.float(), y)  # noqa: E731
-        one = lesson.patient(model, loss_fn, (x.to(dtype), y))
+        one = lesson.make_patient(model, loss_fn, (x.to(dtype), y))
         one.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         assert suspects(lesson, one) == []
         one.step = lesson.never_cleared
@@ -552,25 +554,25 @@ class TestWhatReadersMet:
 
     def test_exceptions_are_findings(self, lesson):
         as_numpy = lesson.Net(middle=lambda h: torch.from_numpy(h.numpy()))
-        assert self.names(lesson, lesson.patient(as_numpy)) == ["the script raises"]
+        assert self.names(lesson, lesson.make_patient(as_numpy)) == ["the script raises"]
 
         def step(*_):
             raise KeyError("a typo")
 
-        assert "the script raises" in self.names(lesson, lesson.patient(step=step))
-        x, y = lesson.patient().batch
-        assert self.names(lesson, lesson.patient(batch=(x, y + 1)))[0] == "label out of range"
+        assert "the script raises" in self.names(lesson, lesson.make_patient(step=step))
+        x, y = lesson.make_patient().batch
+        assert self.names(lesson, lesson.make_patient(batch=(x, y + 1)))[0] == "label out of range"
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
     def test_an_own_binary_loss_that_broadcasts(self, lesson, dtype):
         x, y = lesson.animals
         loss_fn = lambda z, y: (F.softplus(z) - z * y).mean()  # noqa: E731
-        one = lesson.patient(lesson.Net(1), loss_fn, (x, y.to(dtype)))
+        one = lesson.make_patient(lesson.Net(1), loss_fn, (x, y.to(dtype)))
         assert self.names(lesson, one)[0] == "loss broadcasts"
 
     def test_losses_that_want_something_else(self, lesson):
         softmax = nn.Sequential(lesson.Net(), nn.Softmax(1))
-        assert self.names(lesson, lesson.patient(softmax, F.nll_loss))[0] == "log softmax missing"
+        assert self.names(lesson, lesson.make_patient(softmax, F.nll_loss))[0] == "log softmax missing"
 
 
 class TestTheInheritedScript:
@@ -618,7 +620,7 @@ class TestWatching:
             model.train()
             return value
 
-        assert suspects(lesson, lesson.patient(step=step)) == []
+        assert suspects(lesson, lesson.make_patient(step=step)) == []
 
     def test_gradients_that_are_assigned_do_not_pile_up(self, lesson):
         def step(model, loss_fn, batch, optimizer):
@@ -629,7 +631,7 @@ class TestWatching:
             optimizer.step()
             return loss.item()
 
-        assert suspects(lesson, lesson.patient(step=step)) == []
+        assert suspects(lesson, lesson.make_patient(step=step)) == []
 
     def test_gradients_that_pile_up_in_a_part_of_the_model(self, lesson):
         def step(model, loss_fn, batch, optimizer):
@@ -639,7 +641,7 @@ class TestWatching:
             optimizer.step()
             return loss.item()
 
-        (suspect,) = suspects(lesson, lesson.patient(step=step))
+        (suspect,) = suspects(lesson, lesson.make_patient(step=step))
         assert suspect.name == "gradients pile up"
         assert suspect.evidence.startswith("8 gradients")
 
@@ -653,7 +655,7 @@ class TestWatching:
             optimizer.step()
             return loss.item()
 
-        one = lesson.patient(step=step)
+        one = lesson.make_patient(step=step)
         assert suspects(lesson, one) == []
         kept = []
         one.model.register_forward_hook(lambda module, args, out: kept.append(out))
@@ -662,22 +664,22 @@ class TestWatching:
     def test_sparse_gradients(self, lesson):
         words = torch.randint(50, (420, 12))
         model = nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, 4))
-        one = lesson.patient(model, batch=(words, words.sum(dim=1) % 4))
+        one = lesson.make_patient(model, batch=(words, words.sum(dim=1) % 4))
         one.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         assert suspects(lesson, one) == []
 
     def test_a_private_list_hides_layers_too(self, lesson):
         layers = lesson.Layers()
         layers._mine = [nn.Linear(2, 2)]
-        assert "_mine" in suspects(lesson, lesson.patient(lesson.Net(middle=layers)))[0].evidence
+        assert "_mine" in suspects(lesson, lesson.make_patient(lesson.Net(middle=layers)))[0].evidence
 
     def test_a_write_that_does_nothing_the_second_time(self, lesson):
-        one = lesson.patient(lesson.Net(enter=lambda x: x.clamp_(min=-1)))
+        one = lesson.make_patient(lesson.Net(enter=lambda x: x.clamp_(min=-1)))
         assert suspects(lesson, one)[0].name == "batch written to"
 
     def test_softmax_twice_with_two_classes(self, lesson):
-        x, _ = lesson.patient().batch
-        one = lesson.patient(nn.Sequential(lesson.Net(2), nn.Softmax(1)), batch=(x, lesson.is_animal[:512].long()))
+        x, _ = lesson.make_patient().batch
+        one = lesson.make_patient(nn.Sequential(lesson.Net(2), nn.Softmax(1)), batch=(x, lesson.is_animal[:512].long()))
         assert suspects(lesson, one)[0].name == "softmax twice"
 
 
@@ -691,18 +693,21 @@ class TestAnomalyLine:
             h += 1
             h.sum().backward()
 
-        assert lesson.anomaly_line(spoilt) == "h = sigmoid(x)"
+        assert lesson.anomaly_line(spoilt, message="inplace") == "h = sigmoid(x)"
+
+
+KINDS = ("trained_losses", "validation_losses", "hook_closures", "errors", "caches", "cycles")
 
 
 class TestLeakMonitor:
     def test_leaks_are_found_with_their_line_and_health_is_silent(self, lesson):
         x, y = lesson.x_train[:16], lesson.y_train[:16]
         grows = {}
-        for kind in lesson.KINDS:
+        for kind in KINDS:
             gc.collect()
             gc.disable()
             try:
-                leaky = lesson.Leaky()
+                leaky = lesson.OtherLeaks()
                 with lesson.LeakMonitor() as monitor:
                     for _ in range(6):
                         getattr(leaky, kind)(x.clone(), y)
@@ -711,9 +716,9 @@ class TestLeakMonitor:
                 gc.enable()
             grows[kind] = sum(monitor.growing().values())
         assert 0 < grows["trained_losses"] < 100
-        assert all(grows[kind] > 100 for kind in lesson.KINDS if kind != "trained_losses")
-        lesson.Leaky.caches.cache_clear()
-        one = lesson.patient()
+        assert all(grows[kind] > 100 for kind in KINDS if kind != "trained_losses")
+        lesson.OtherLeaks.caches.cache_clear()
+        one = lesson.make_patient()
         with lesson.LeakMonitor() as monitor:
             for _ in range(6):
                 lesson.plain_step(one.model, one.loss_fn, (x, y), one.optimizer)
@@ -753,5 +758,5 @@ class TestExercises:
             assert lesson.numerical_gradcheck(function.apply, [x, s]).ok is right
 
     def test_a_right_mend_of_one_bug_of_script_6_looks_worse_at_first(self, lesson):
-        half_fixed = partial(lesson.broken_train_6, standardize=lesson.standardized)
+        half_fixed = partial(lesson.broken_train_6, standardize=lesson.standardize_copy)
         assert lesson.script_6(half_fixed)[0] < lesson.script_6(lesson.broken_train_6)[0]

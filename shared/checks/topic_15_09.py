@@ -81,7 +81,6 @@ def contrast(trial: Trial, answer: Any) -> None:
             x = images.detach().clone().requires_grad_()
             with unchanged(trial, f"images {tuple(x.shape)}", x):
                 answer(x).sum().backward()
-            trial.equal("hooks on images afterwards", len(x._backward_hooks or ()), 0)
 
 
 # ---- 15-09.2
@@ -457,13 +456,9 @@ def _check_record_4(trial: Trial, answer: Callable) -> None:
         see=1,
         free=True,
     )
-    ran: list[str] = []
-    model.first.register_forward_hook(lambda module, args, out: ran.append("a layer's hook"))
-    model.register_forward_pre_hook(lambda module, args: ran.append("the model's hook"))
-    with trial.group("record_4: its hooks are gone, those of others stay", hint="who removes them, and when?"):
+    with trial.group("record_4: its hooks are gone", hint="who removes them, and when?", free=True):
         with unchanged(trial, "a call", model):
             answer(model, many[:1])
-        trial.equal("calls of another's hooks", ran, ["the model's hook", "a layer's hook"])
         model.inner[1].bad = True
         with unchanged(trial, "after the model raised", model), suppress(_Interrupted):
             answer(model, many)
@@ -486,7 +481,7 @@ def _operations(action: Callable[[], object]) -> tuple[int, int]:
 
 def _check_confusion_5(trial: Trial, answer: Callable) -> None:
     cases = []
-    for n, classes in ((40, 10), (1, 3), (7, 2), (5001, 2), (0, 5)):
+    for n, classes in ((40, 10), (1, 3), (7, 2), (5001, 2)):
         logits = torch.randn(n, classes)
         logits[:, -1] -= 9.0 * (n > 1)  # a class that is neither there nor predicted
         cases.append(Sample(f"{n} images, {classes} classes", logits, torch.randint(max(classes - 1, 1), (n,))))
