@@ -587,7 +587,7 @@ WRONG_FILE = {
         ),
         "not unpickled",
     ),
-    "any pickle": (variant("file", ("weights_only=True", "weights_only=False")), "code in a sound file"),
+    "any pickle": (variant("file", ("weights_only=True", "weights_only=False")), "code in an undamaged file"),
     "all is damage": (
         variant(
             "file",
@@ -598,7 +598,7 @@ WRONG_FILE = {
                 + "        except Exception:\n            raise DamagedCheckpoint(self.path.name) from None\n",
             ),
         ),
-        "code in a sound file",
+        "code in an undamaged file",
     ),
     "where it was": (variant("file", ('map_location="cpu", ', "")), "on the CPU"),
     "weights only": (

@@ -594,7 +594,7 @@ def _noticed(trial: Trial, answer: Any, path: Path) -> None:
     _SPRUNG.clear()
     ended = outcome(answer(path).read)
     trial.that(
-        "code in a sound file is refused, and not called damage",
+        "code in an undamaged file is refused, and not called damage",
         ended not in ("no exception", "DamagedCheckpoint") and not _SPRUNG,
         expected="an error of torch.load, and no code that ran",
         got=f"{ended}, code that ran: {_SPRUNG}",
