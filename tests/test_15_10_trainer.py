@@ -30,11 +30,12 @@ from shared.launcher import launch
 from shared.lessons.topic_15_10.killed_process import kill_here, launch_killed
 from shared.rank_failures import LaunchError
 
-FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals
-    listeners ex-trainer ex-stopping scripted read-together columns ex-log gradient-norm dead-units-again file-log
-    progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics default-parts bare
-    one-process ranks measure trainer-with-parts synced ex-step own-parts read-means sampler generators
-    fingerprint ex-state trace job load-weights schedule ema load-averages leave health update-ratio"""
+FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
+    ex-trainer ex-stopping scripted tensor-slots read-together columns ex-log gradient-norm dead-units-again
+    file-log progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics
+    default-parts bare one-process ranks bare-model measure trainer-with-parts synced ex-step read-means
+    sampler generators fingerprint ex-state trace interrupt job-net job load-weights schedule ema
+    load-averages leave health"""
 ROOT = Path(__file__).parent.parent
 
 
@@ -105,7 +106,7 @@ def test_the_weights_are_those_of_a_plain_loop(lesson, optimizer):
     data, plain = batches(), net()
     lesson.plain_fit(plain, optimizer(plain.parameters(), 0.05), F.cross_entropy, data, 3)
     log = lesson.StepLog({"loss": lesson.loss, "lr": lesson.rate})
-    watching = [lesson.Recorder(), log, lesson.GradientNorm(), lesson.UpdateRatio(), lesson.GradientHealth(2)]
+    watching = [lesson.Recorder(), log, lesson.GradientNorm(), lesson.GradientHealth(2)]
     for callbacks in ([], watching):
         model = net()
         lesson.Trainer(callbacks).fit(model, optimizer(model.parameters(), 0.05), F.cross_entropy, data, None, 3)
@@ -198,7 +199,7 @@ def test_max_steps_at_the_end_of_an_epoch_finishes_it(lesson):
 @pytest.mark.parametrize("first", [3, 7, 9, 14])
 def test_a_run_that_max_steps_has_ended_goes_on_with_the_same_bits_and_validations(lesson, tmp_path, first):
     def run(folder, max_steps):
-        model, state, heard = net(), lesson.RunState(lesson.newest_sound(folder)), lesson.Recorder()
+        model, state, heard = net(), lesson.RunState(lesson.newest_undamaged(folder)), lesson.Recorder()
         callbacks = [heard, lesson.Checkpoint(folder, state.collect)]
         loader = DataLoader(TensorDataset(*map(torch.cat, zip(*batches(7), strict=True))), 5, shuffle=True)
         torch.manual_seed(1)
@@ -239,17 +240,6 @@ def test_metrics_are_of_the_whole_set_and_validate_needs_no_fit(lesson):
     assert found["val_loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
 
 
-def test_steps_and_batches_of_ones_own(lesson):
-    model = nn.Linear(6, 3)
-    data = [(x, torch.ones_like(x), y) for x, y in batches(8, 30)]
-    log = lesson.StepLog({"loss": lesson.loss})
-    trainer = lesson.Trainer([log], forward=lesson.masked_forward, train_step=lesson.closure_step)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, line_search_fn="strong_wolfe")
-    trainer.fit(model, optimizer, F.cross_entropy, data[:1] * 8, data[:1])
-    losses = [row["loss"] for row in log.rows[:8]]
-    assert losses[7] < losses[0]
-
-
 def test_a_log_of_any_column_is_a_table(lesson, tmp_path):
     fitted(lesson, [lesson.FileLog(tmp_path, {"lr": lesson.rate})], batches(5), batches(1))
     assert (tmp_path / "steps.csv").read_text().splitlines() == ["step,epoch,lr", *[f"{n},0,0.1" for n in range(1, 6)]]
@@ -258,15 +248,15 @@ def test_a_log_of_any_column_is_a_table(lesson, tmp_path):
 # ---------------------------------------------------------------- the parts
 
 
-def test_place_keeps_the_nesting(lesson):
+def test_a_batch_keeps_its_nesting_on_another_device(lesson):
     pair, x = namedtuple("pair", "x y"), torch.ones(2)
     batch = {"a": [x, (x, "text")], "b": pair(x, None), "c": 3}
-    moved = lesson.place(batch, torch.device("meta"))
+    moved = lesson.to_device(batch, torch.device("meta"))
     assert isinstance(moved["b"], pair)
     assert isinstance(moved["a"][1], tuple)
     assert (moved["a"][1][1], moved["b"].y, moved["c"]) == ("text", None, 3)
     assert {t.device.type for t in (moved["a"][0], moved["a"][1][0], moved["b"].x)} == {"meta"}
-    assert lesson.place(batch, torch.device("cpu"))["a"][0] is x
+    assert lesson.to_device(batch, torch.device("cpu"))["a"][0] is x
     assert lesson.count_samples({"name": "x", "parts": [None, (pair(x, 1), 3)]}) == 2
 
 
@@ -358,7 +348,7 @@ def test_nothing_is_read_from_the_device_between_flushes(lesson):
     norm = lesson.GradientNorm()
     columns = {"loss": lesson.loss, "norm": lambda trainer: norm.norm}
     counts = []
-    watching = [norm, lesson.StepLog(columns, 100), lesson.UpdateRatio(), lesson.EMA(), lesson.GradientHealth(100)]
+    watching = [norm, lesson.StepLog(columns, 100), lesson.EMA(), lesson.GradientHealth(100)]
     for callbacks in ([], watching):
         with lesson.Reads() as reads:
             fitted(lesson, callbacks, batches(30))
@@ -445,13 +435,13 @@ def test_the_last_and_the_best_are_kept(lesson, tmp_path, mode, best):
     keeper = lesson.Checkpoint(tmp_path, state.collect, 2, keep=3, monitor="val_loss", mode=mode)
     fitted(lesson, [given, keeper], batches(3), epochs=6, state=state)
     assert [path.name for path in lesson.step_files(tmp_path)] == [f"step-{n:09d}.ckpt" for n in (18, 16, 15)]
-    place = lesson.CheckpointFile(tmp_path / "best.ckpt").read()["place"]
-    assert (place["step"], place["epochs_done"], place["batches_done"]) == (3 * (best + 1), best + 1, 0)
+    position = lesson.CheckpointFile(tmp_path / "best.ckpt").read()["position"]
+    assert (position["step"], position["epochs_done"], position["batches_done"]) == (3 * (best + 1), best + 1, 0)
 
 
 def test_the_best_of_the_whole_run_counts_after_a_resume(lesson, tmp_path):
     def run(stop=None):
-        state = lesson.RunState(lesson.newest_sound(tmp_path))
+        state = lesson.RunState(lesson.newest_undamaged(tmp_path))
         given = lesson.Scripted([3.0, 1.0, 4.0, 2.0])
         keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss")
         with suppress(KeyboardInterrupt):
@@ -459,13 +449,13 @@ def test_the_best_of_the_whole_run_counts_after_a_resume(lesson, tmp_path):
 
     run(8)
     run()
-    assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["place"]["step"] == 6
+    assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["position"]["step"] == 6
 
 
 def used_folder(lesson, folder, stop=None, data=None, resume=True, make=sgd, wrap=lambda data: data, **options):
     """Steps of the checkpoints in a folder after a run that was interrupted."""
     model = net()
-    state = lesson.RunState(lesson.newest_sound(folder) if resume is True else resume)
+    state = lesson.RunState(lesson.newest_undamaged(folder) if resume is True else resume)
     keeper = lesson.Checkpoint(folder, state.collect, every_n_steps=3)
     trainer = lesson.Trainer([keeper, lesson.Interrupt(stop)], state=state, **options)
     with suppress(KeyboardInterrupt):
@@ -487,7 +477,7 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints_and_all_older_ones
 
 def test_a_refused_run_can_be_mended_and_tried_again(lesson, tmp_path):
     used_folder(lesson, tmp_path, 10)
-    state, model = lesson.RunState(lesson.newest_sound(tmp_path)), net()
+    state, model = lesson.RunState(lesson.newest_undamaged(tmp_path)), net()
     trainer = lesson.Trainer([lesson.Checkpoint(tmp_path, state.collect, 3), lesson.Interrupt(None)], state=state)
     with pytest.raises(ValueError, match="optimizer: saved SGD, here AdamW"):
         trainer.fit(model, torch.optim.AdamW(model.parameters()), F.cross_entropy, batches(20))
@@ -500,7 +490,7 @@ def test_a_refused_run_can_be_mended_and_tried_again(lesson, tmp_path):
 @pytest.mark.parametrize("hook", ["on_batch_start", "on_before_step", "on_after_step"])
 def test_a_run_that_is_cancelled_in_mid_step_isnt_saved_there_and_goes_on_with_the_same_bits(lesson, tmp_path, hook):
     def run(folder, cancel):
-        model, state, ema = net(), lesson.RunState(lesson.newest_sound(folder)), lesson.EMA(0.5)
+        model, state, ema = net(), lesson.RunState(lesson.newest_undamaged(folder)), lesson.EMA(0.5)
         first = at(lesson, hook, lambda t: None)
         if cancel:
             first = raising(lesson, hook, lesson.CancelFit(), 5)
@@ -520,7 +510,7 @@ def test_a_run_that_is_cancelled_in_mid_step_isnt_saved_there_and_goes_on_with_t
 
 def test_a_run_that_is_cancelled_before_it_was_put_back_keeps_its_checkpoint(lesson, tmp_path):
     def run(folder, stop=None, cancel=False):
-        model, state = net(), lesson.RunState(lesson.newest_sound(folder))
+        model, state = net(), lesson.RunState(lesson.newest_undamaged(folder))
         first = raising(lesson, "on_epoch_start", lesson.CancelFit()) if cancel else at(lesson, "on_epoch_start", id)
         keeper = lesson.Checkpoint(folder, state.collect, 3)
         with suppress(KeyboardInterrupt):
@@ -535,7 +525,7 @@ def test_a_run_that_is_cancelled_before_it_was_put_back_keeps_its_checkpoint(les
 
 def test_a_run_that_early_stopping_has_ended_stays_ended_unless_it_gets_more_patience(lesson, tmp_path):
     def run(patience, every=None):
-        state = lesson.RunState(lesson.newest_sound(tmp_path / str(every)))
+        state = lesson.RunState(lesson.newest_undamaged(tmp_path / str(every)))
         given, stopper = lesson.Scripted([3.0, 4.0, 4.0, 1.0, 1.0, 1.0]), lesson.EarlyStopping(patience=patience)
         keeper = lesson.Checkpoint(tmp_path / str(every), state.collect, every, monitor="val_loss")
         return fitted(lesson, [given, stopper, keeper], batches(4), epochs=6, state=state).step
@@ -562,7 +552,7 @@ def test_nan_is_no_best_value_and_the_last_best_value_of_a_stopped_run_counts(le
         state = lesson.RunState()
         keeper = lesson.Checkpoint(folder, state.collect, monitor="val_loss")
         fitted(lesson, [lesson.Scripted(losses), *more, keeper], batches(3), epochs=len(losses), state=state)
-        return lesson.CheckpointFile(folder / "best.ckpt").read()["place"]["step"] // 3
+        return lesson.CheckpointFile(folder / "best.ckpt").read()["position"]["step"] // 3
 
     assert best(tmp_path / "nan", [2.0, math.nan, 3.0, 2.5]) == 1
     stopper = lesson.EarlyStopping(patience=2, min_delta=1.0)
@@ -571,7 +561,7 @@ def test_nan_is_no_best_value_and_the_last_best_value_of_a_stopped_run_counts(le
 
 def test_killed_between_two_files_the_best_one_is_written_again(lesson, tmp_path, monkeypatch):
     def run():
-        state = lesson.RunState(lesson.newest_sound(tmp_path))
+        state = lesson.RunState(lesson.newest_undamaged(tmp_path))
         keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss")
         fitted(lesson, [lesson.Scripted([3.0, 1.0, 2.0]), keeper], batches(3), epochs=3, state=state)
 
@@ -588,7 +578,7 @@ def test_killed_between_two_files_the_best_one_is_written_again(lesson, tmp_path
         run()
     monkeypatch.undo()
     run()
-    assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["place"]["step"] == 6
+    assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["position"]["step"] == 6
 
 
 def test_without_a_limit_the_gradient_norm_only_looks(lesson):
@@ -664,7 +654,7 @@ def test_sigterm_ends_the_run_with_a_checkpoint_and_the_handler_is_put_back(less
     keeper = lesson.Checkpoint(tmp_path, state.collect, every_n_steps=3)
     trainer = fitted(lesson, [term, lesson.Leave(), keeper], batches(9), state=state)
     assert trainer.step == 4
-    assert lesson.newest_sound(tmp_path)["place"]["step"] == 4
+    assert lesson.newest_undamaged(tmp_path)["position"]["step"] == 4
     assert signal.getsignal(signal.SIGTERM) is before
     assert fitted(lesson, [lesson.Leave(0.0)], batches(9)).step == 1
 
@@ -681,7 +671,7 @@ SCHEDULES = {
 def test_a_schedule_goes_on(lesson, tmp_path, kind):
     def run(folder, stop=None):
         model, more = net(), ("epoch", "val_loss") if kind == "plateau" else ()
-        state = lesson.RunState(lesson.newest_sound(folder))
+        state = lesson.RunState(lesson.newest_undamaged(folder))
         log = lesson.StepLog({"lr": lesson.rate})
         keeper = lesson.Checkpoint(folder, state.collect, 2)
         callbacks = [log, lesson.LRSchedule(SCHEDULES[kind], *more), keeper, lesson.Interrupt(stop)]
@@ -758,7 +748,7 @@ def test_workers_that_draw_and_batch_samplers_go_on_with_the_same_bits(lesson, t
             loader = Wrapped(DataLoader(Draws(), 4, sampler=sampler))
         else:
             loader = DataLoader(Draws(), 4, shuffle=True, num_workers=2, timeout=60)
-        state = lesson.RunState(lesson.newest_sound(folder))
+        state = lesson.RunState(lesson.newest_undamaged(folder))
         keeper = lesson.Checkpoint(folder, state.collect, 3)
         with suppress(KeyboardInterrupt):
             fitted(lesson, [keeper, lesson.Interrupt(stop)], loader, None, model, 2, state=state)
@@ -911,7 +901,7 @@ def leaving(lesson, how, folder):
     term = at(lesson, "on_after_step", lambda t: t.step == 4 and os.kill(os.getpid(), signal.SIGTERM))
     first = [term] if how == "SIGTERM to one" and mine else [at(lesson, "on_after_step", id)]
     state = lesson.RunState()
-    keeper = lesson.Checkpoint(folder, state.collect, writes=not mine)
+    keeper = lesson.Checkpoint(None if mine else folder, state.collect)
     trainer = lesson.Trainer([*first, lesson.Leave(seconds), keeper], ranks=ranks, state=state)
     trainer.fit(model, sgd(model), F.cross_entropy, batches(40)[ranks.rank :: 2] * 3)
     return trainer.step
@@ -926,7 +916,7 @@ def test_if_one_rank_has_to_leave_all_leave_at_the_same_step_with_a_checkpoint(l
     part = SimpleNamespace(**{name: getattr(lesson, name) for name in names})
     steps = launch(leaving, 2, part, how, tmp_path, timeout=60)
     assert steps == ([60, 60] if how == "nobody leaves" else [10, 10])
-    assert lesson.newest_sound(tmp_path)["place"]["step"] == steps[0]
+    assert lesson.newest_undamaged(tmp_path)["position"]["step"] == steps[0]
 
 
 SCRIPT = """
@@ -965,9 +955,9 @@ def rank_run(lesson, folder, size, dies=False):
             kill_here()
 
     first = ranks.rank == 0
-    state = lesson.RunState(lesson.newest_sound(folder))
+    state = lesson.RunState(lesson.newest_undamaged(folder))
     log = lesson.FileLog(folder / "log" if first else None, {"loss": lesson.loss}, 4, lesson.reading_means(ranks))
-    keeper = lesson.Checkpoint(folder, state.collect, 3, monitor="val_loss", writes=first)
+    keeper = lesson.Checkpoint(folder if first else None, state.collect, 3, monitor="val_loss")
     trainer = lesson.Trainer([log, keeper, at(lesson, "on_batch_end", die)], ranks=ranks, state=state)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     parallel = lesson.DistributedDataParallel(model) if dist.is_initialized() else model
