@@ -165,12 +165,6 @@ WRONG_SHIFT = {
 tree = partial(variant, "tree")
 _SENT = "    return sent\n"
 _BROADCAST = "    dist.broadcast(tensor, group=group, group_src=src)\n    return 0\n"
-_THANKS = """    if size > 1 and place == size - 1:
-        dist.send(torch.zeros(1), group=group, group_dst=src)
-        sent += 1
-    if size > 1 and place == 0:
-        dist.recv(torch.zeros(1), group=group, group_src=(src - 1) % size)
-"""
 
 
 def tree_by_ranges(tensor, src=0, group=None):
@@ -242,7 +236,6 @@ WRONG_TREE = {
         tree_by_children(lambda place: 0, lambda place, size: [] if place else range(1, size)),
         IN_ROUNDS,
     ),
-    "the root gets a word back": (tree((_SENT, _THANKS + _SENT)), "receives once, the root never"),
     "returns nothing": (tree((_SENT, "")), COUNTED),
     "counts receives too": (tree((_SENT, "    return sent + (place > 0)\n")), COUNTED),
 }

@@ -188,7 +188,7 @@ def _broadcast_stand_in(tensor: Tensor, src: int = 0, group: dist.ProcessGroup |
     "15-08.2",
     "Tree broadcast",
     points=15,
-    demands=4,
+    demands=3,
     stand_in=lambda: _broadcast_stand_in,
     stand_in_name="dist.broadcast",
 )
@@ -218,10 +218,6 @@ def tree_broadcast(trial: Trial, answer: Any) -> None:
             took, most = 1 + max(first.values(), default=-1), ceil(log2(len(case.ring)))
             got = f"{took} rounds: {', '.join(f'{a} to {b}' for _, a, b in messages)}"
             trial.that(f"{case}", took <= most, expected=f"at most {most} rounds", got=got)
-    with trial.group("every rank receives once, the root never", hint="count on paper who sends to this rank"):
-        for name, case, rank, entry in entries:
-            received = sum(call.name == "recv" for call in entry["calls"])
-            trial.equal(f"messages to {name}", received, int(rank != root(case)))
     with trial.group("returns the messages it sent", hint="what does this rank do to be counted? Others don't matter"):
         for name, _, _, entry in entries:
             trial.equal(name, entry["got"], sum(call.name == "send" for call in entry["calls"]))
@@ -334,7 +330,7 @@ def _trainings(size: int) -> list[_Training]:
         # one rank improves, the mean doesn't, and vice versa
         _Training(tuple(tuple(1.0 + 9 * s if rank else 9.0 - s for s in range(6)) for rank in range(size)), 2),
         _Training(tuple(tuple(20.0 - s if rank else 1.0 + s / 4 for s in range(6)) for rank in range(size)), 2),
-        _Training(((1.0,),) * size, 2, late=True),
+        _Training(((1.0,),) * size, 2, late=size == 5),
     ]
     for _ in range(4):
         draw = [[rng.choice([nan, *(k / 4 for k in range(40))]) for _ in range(rng.randrange(8))] for _ in range(size)]
