@@ -444,6 +444,8 @@ def activation_recorder(trial: Trial, answer: Any) -> None:
     with trial.group("your hooks are gone, others' are there", hint="which handles are yours?", see=3):
         _block(answer, net, x)
         _same_hooks(trial, "after a block", net, before)
+        with answer(net, ["block"]):
+            trial.equal("hooks within a block for one submodule", len(_hooks(net)) - len(before), 1)
         _block(answer, net, x, ValueError())
         _same_hooks(trial, "after an exception", net, before)
     with trial.group("an exception goes on", hint="what does __exit__ return, or raise?", see=3, free=True):
