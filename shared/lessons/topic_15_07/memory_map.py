@@ -154,7 +154,7 @@ def at_peak(found: MemoryMap) -> tuple[int, Counter]:
 def draw_map(
     ax: Axes, found: MemoryMap, title: str, *, unit: int = MIB, legend: bool = True, names: Sequence[str] = ()
 ) -> None:
-    """Draw the spans: segments have a border, a dashed line parts the small pool from the large one.
+    """Draw the spans: segments have a border, a thin line parts the small pool from the large one.
 
     Args:
         ax: where to draw.
@@ -183,7 +183,7 @@ def draw_map(
         )
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:
-        ax.axhline(found.small / unit, color=COLOURS["ink"], linestyle="--", linewidth=1)
+        ax.axhline(found.small / unit, color=COLOURS["ink"], linestyle="-", linewidth=0.8)
         ax.text(end, found.small / unit, " small pool", ha="left", va="top", fontsize=9)
     if legend:
         drawn = {span.kind for span in (*found.blocks, *found.segments)}
