@@ -315,7 +315,6 @@ WRONG_RECORDER = {
     ),
     "shares memory": (recorder((".clone()", "")), "as it was then[\\s\\S]*Hint 2"),
     "not detached": (recorder((".detach()", "")), "are detached"),
-    "reseeds": (recorder((_EXIT, _EXIT + "        torch.manual_seed(0)\n")), "computes and learns"),
     "hooks stay": (recorder((_EXIT, "")), "hooks are gone"),
     "hooks stay after an exception": (
         recorder((_EXIT, "        if exception[0] is not None:\n            return\n" + _EXIT)),
@@ -328,10 +327,6 @@ WRONG_RECORDER = {
     "swallows the exception": (
         recorder(("        self.handles.clear()\n", "        self.handles.clear()\n        return True\n")),
         "an exception goes on",
-    ),
-    "forgets after an exception": (
-        recorder((_EXIT, _EXIT + "        if exception[0]:\n            self.activations = {}\n")),
-        "recordings stay",
     ),
     "keeps old recordings": (
         recorder((_FRESH, "self.activations = self.activations or {name: [] for name in self.names}")),
