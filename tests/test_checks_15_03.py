@@ -148,6 +148,7 @@ WRONG_REGISTRATION = {
         "go to MiniModule[\\s\\S]*a property",
     ),
     "del of tables only": (registration((_DEL, "        raise AttributeError(name)\n")), "del removes"),
+    "del of nothing": (registration((_DEL, "        del self.__dict__[name]\n")), "del for a name in nowhere"),
 }
 
 # ---------------------------------------------------------------- summary

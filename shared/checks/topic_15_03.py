@@ -28,7 +28,7 @@ _GRID = {  # what is assigned: which demand that is for each place
     "None": "set set set none none none",
     "zero": "set set set raise raise raise",
     "a list": "set set set raise raise raise",
-    "del": "- del - del del del",
+    "del": "del del - del del del",
 }
 _DEMANDS = {  # what is demanded, where to look, and the folded hint
     "take": ("a parameter or a module takes the name over", "where else may the name still be?", 2),
