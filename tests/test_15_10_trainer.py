@@ -32,7 +32,7 @@ from shared.rank_failures import LaunchError
 
 FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes dead-units full-disk signals listeners
     ex-trainer ex-stopping scripted tensor-slots read-together columns ex-log gradient-norm dead-units-again
-    file-log progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics
+    file-log progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics f1-metric
     default-parts bare one-process ranks bare-model measure trainer-with-parts synced ex-step read-means
     sampler generators fingerprint ex-state trace interrupt job-net job load-weights schedule ema
     load-averages leave health"""
