@@ -19,8 +19,8 @@ from shared import quiet
 from shared.lessons.topic_15_05 import native
 
 CELLS = """
-    traced scripted recorder replay gate agree judge zoo zoo-more zoo-models scanner layer-call layer-calls
-    first-difference enhance report five five-traces ship
+    traced scripted recorder replay gate gate-inputs agree judge zoo zoo-more zoo-models scanner layer-call copied
+    layer-calls first-difference enhance report five five-traces manifest ship
 """
 NOTEBOOK = json.loads(next(MODULE.glob("15-05_*.ipynb")).read_text(encoding="utf-8"))
 SOURCES = {cell["id"]: "".join(cell["source"]) for cell in NOTEBOOK["cells"]}
@@ -320,8 +320,10 @@ class TestWithoutPython:
 
     def test_onnx_says_what_is_missing(self, lesson, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        run_source(SOURCES["onnx"], "onnx", dict(vars(lesson)))
-        assert "left out: onnxruntime is not installed" in capsys.readouterr().out
+        names = dict(vars(lesson))
+        for cell in ("onnx", "onnx-run"):
+            run_source(SOURCES[cell], cell, names)
+        assert capsys.readouterr().out == "left out: onnxruntime is not installed\n"
 
     def test_onnx_agrees(self, lesson, tmp_path, capsys):
         pytest.importorskip("onnxruntime")
@@ -329,7 +331,8 @@ class TestWithoutPython:
         body, images = lesson.Body().eval(), torch.rand(100, 1, 28, 28)
         names = {**vars(lesson), "folder": tmp_path, "body": body, "images": images, "positive": images[:8]}
         names["free_batch"] = ({0: Dim("batch")},)
-        run_source(SOURCES["onnx"], "onnx", names)
+        for cell in ("onnx", "onnx-run"):
+            run_source(SOURCES[cell], cell, names)
         found = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
         assert len(found) == 3
         assert max(found) < 1e-4

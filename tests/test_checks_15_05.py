@@ -19,7 +19,7 @@ from course.lesson_code import answers, definitions
 from shared import quiet
 from shared.checks import topic_15_05 as check
 
-CELLS = "traced gate agree five five-traces report layer-call enhance"
+CELLS = "traced gate gate-inputs agree five five-traces report copied enhance"
 GIVEN = definitions("15-05", *CELLS.split())
 ANSWERS = answers("15-05", given=GIVEN)
 STUBS = answers("15-05", edit=student_source, given=GIVEN)
@@ -72,22 +72,22 @@ def large():
     nan = x.clone()
     nan[17, 2] = math.nan
     digits = torch.linspace(0, 1, 4, dtype=torch.float64).repeat(3, 1)
-    return {"Pick": None, "Mend": nan, "Centre": x, "Digits": digits, "Front": None}
+    return {"Pick": None, "FillNaN": nan, "Centre": x, "Digits": digits, "Front": None}
 
 
 WRONG_FIVE = {
     "a name is missing": (found(Front=...), "five names"),
-    "a list of names": (lambda: ["Centre", "Mend", "Digits"], "dictionary"),
-    "True for what is wrong": (found(Mend=True), "float32 or float64"),
-    "no rows": (found(Mend=torch.ones(0, 4)), r"\(0, 4\)"),
+    "a list of names": (lambda: ["Centre", "FillNaN", "Digits"], "dictionary"),
+    "True for what is wrong": (found(FillNaN=True), "float32 or float64"),
+    "no rows": (found(FillNaN=torch.ones(0, 4)), r"\(0, 4\)"),
     "another width": (found(Centre=torch.ones(3, 5)), r"\(3, 5\)"),
     "one row without a batch": (found(Centre=torch.ones(4)), r"\(4,\)"),
     "as many rows as the example": (found(Centre=torch.ones(16, 4)), "same result of both"),
-    "infinite in place of NaN": (found(Mend=torch.full((2, 4), math.inf)), "same result of both[\\s\\S]*Hint 1"),
+    "infinite in place of NaN": (found(FillNaN=torch.full((2, 4), math.inf)), "same result of both[\\s\\S]*Hint 1"),
     "float32 for Digits": (found(Digits=torch.full((2, 4), 0.125)), "same result of both"),
     "a warning taken for a mistake": (found(Front=torch.ones(3, 4)), "same result of both[\\s\\S]*Hint 2"),
     "no warning taken for right": (found(Digits=None), "None stands"),
-    "all thought right": (found(Centre=None, Mend=None, Digits=None), "None stands"),
+    "all thought right": (found(Centre=None, FillNaN=None, Digits=None), "None stands"),
 }
 
 # ---- scriptable

@@ -32,7 +32,7 @@ from shared.checks.words import Sample, derived, gradients, outcome, raises, sam
 
 _FIVE = {
     "Centre": lambda x: x - x.sum(dim=0) / len(x),
-    "Mend": lambda x: torch.nan_to_num(x) if x.isnan().any() else x * 1,
+    "FillNaN": lambda x: torch.nan_to_num(x) if x.isnan().any() else x * 1,
     "Front": lambda x: x[: min(x.shape[0], 8)] * 2,
     "Pick": lambda x: x[torch.arange(x.shape[0]), x.abs().argmax(dim=1)],
     "Digits": lambda x: x.round(decimals=8 if x.dtype == torch.float64 else 2),
