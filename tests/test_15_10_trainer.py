@@ -879,7 +879,7 @@ def test_a_signal_on_one_rank_is_an_error_and_on_all_ranks_a_signal(lesson, hook
         "DistributedDataParallel",
         "CancelBatch",
         "StepLog",
-        "loss",
+        "loss_of",
         "reading_means",
         "Trainer",
         "Callback",
