@@ -34,7 +34,7 @@ FRAMEWORK = """data evaluate plain-loop callback tiny-trainer recorder wishes de
     ex-trainer ex-stopping scripted tensor-slots read-together columns ex-log gradient-norm dead-units-again
     file-log progress ex-file simple-checkpoint checkpoint newest place forward groups count-samples metrics f1-metric
     default-parts bare one-process ranks bare-model measure trainer-with-parts synced ex-step read-means
-    sampler generators fingerprint ex-state trace interrupt job-net job load-weights schedule ema
+    sampler generators fingerprint ex-state trace interrupt job-net job-callbacks job load-weights schedule ema
     load-averages leave health"""
 ROOT = Path(__file__).parent.parent
 
@@ -105,7 +105,7 @@ def test_the_named_classes_are_there(lesson):
 def test_the_weights_are_those_of_a_plain_loop(lesson, optimizer):
     data, plain = batches(), net()
     lesson.plain_fit(plain, optimizer(plain.parameters(), 0.05), F.cross_entropy, data, 3)
-    log = lesson.StepLog({"loss": lesson.loss, "lr": lesson.rate})
+    log = lesson.StepLog({"loss": lesson.loss_of, "lr": lesson.rate_of})
     watching = [lesson.Recorder(), log, lesson.GradientNorm(), lesson.GradientHealth(2)]
     for callbacks in ([], watching):
         model = net()
@@ -241,7 +241,7 @@ def test_metrics_are_of_the_whole_set_and_validate_needs_no_fit(lesson):
 
 
 def test_a_log_of_any_column_is_a_table(lesson, tmp_path):
-    fitted(lesson, [lesson.FileLog(tmp_path, {"lr": lesson.rate})], batches(5), batches(1))
+    fitted(lesson, [lesson.FileLog(tmp_path, {"lr": lesson.rate_of})], batches(5), batches(1))
     assert (tmp_path / "steps.csv").read_text().splitlines() == ["step,epoch,lr", *[f"{n},0,0.1" for n in range(1, 6)]]
 
 
@@ -279,7 +279,7 @@ def test_precision_accumulation_clipping_and_schedule_equal_a_loop_by_hand(lesso
 
     data, dtype, model = batches(7, last=2), lesson.FORMATS[precision], net()
     ema, norm = lesson.EMA(0.9), lesson.GradientNorm(0.3)
-    log = lesson.StepLog({"loss": lesson.loss, "lr": lesson.rate, "norm": lambda trainer: norm.norm})
+    log = lesson.StepLog({"loss": lesson.loss_of, "lr": lesson.rate_of, "norm": lambda trainer: norm.norm})
     step = lesson.GroupStep(torch.amp.GradScaler("cpu", enabled=precision == "fp16"))
     callbacks = [norm, ema, log, lesson.LRSchedule(schedule)]
     trainer = lesson.Trainer(callbacks, forward=lesson.Forward("cpu", precision), train_step=step)
@@ -346,7 +346,7 @@ def test_a_compiled_model_keeps_its_names_and_its_bits(lesson):
 
 def test_nothing_is_read_from_the_device_between_flushes(lesson):
     norm = lesson.GradientNorm()
-    columns = {"loss": lesson.loss, "norm": lambda trainer: norm.norm}
+    columns = {"loss": lesson.loss_of, "norm": lambda trainer: norm.norm}
     counts = []
     watching = [norm, lesson.StepLog(columns, 100), lesson.EMA(), lesson.GradientHealth(100)]
     for callbacks in ([], watching):
@@ -359,14 +359,14 @@ def test_nothing_is_read_from_the_device_between_flushes(lesson):
 def test_logged_numbers_are_those_of_their_step(lesson):
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3))
-    log = lesson.StepLog({"lr": lesson.rate})
+    log = lesson.StepLog({"lr": lesson.rate_of})
     schedule = lesson.LRSchedule(lambda o: LambdaLR(o, lambda step: 0.5**step))
     lesson.Trainer([log, schedule]).fit(model, optimizer, F.cross_entropy, batches(9))
     assert [row["lr"] for row in log.rows] == pytest.approx([1e-3 * 0.5**n for n in range(9)])
 
 
 def test_each_validation_within_an_epoch_is_logged_at_its_step(lesson):
-    log = lesson.StepLog({"loss": lesson.loss})
+    log = lesson.StepLog({"loss": lesson.loss_of})
     fitted(lesson, [log], batches(6), batches(2), epochs=2, fit={"validate_every": 4})
     assert [row["step"] for row in log.rows if "val_loss" in row] == [4, 8, 12]
 
@@ -382,7 +382,7 @@ def test_the_averages_of_a_checkpoint_are_those_that_were_validated(lesson, tmp_
 
 def test_several_logs_have_all_columns(lesson, tmp_path):
     norm = lesson.GradientNorm()
-    columns = {"loss": lesson.loss, "norm": lambda trainer: norm.norm}
+    columns = {"loss": lesson.loss_of, "norm": lambda trainer: norm.norm}
     logs = [lesson.StepLog(columns, 3), lesson.StepLog(columns), lesson.FileLog(tmp_path, columns, 2)]
     fitted(lesson, [norm, *logs], batches(), batches(2))
     assert logs[0].rows == logs[1].rows
@@ -393,7 +393,7 @@ def test_several_logs_have_all_columns(lesson, tmp_path):
 
 def test_the_log_is_csv_and_json_whatever_the_numbers(lesson, tmp_path):
     odd = [1.5, math.nan, math.inf, 3]
-    log = lesson.FileLog(tmp_path, {"loss": lesson.loss, "x": lambda trainer: odd[trainer.step - 1]}, every=3)
+    log = lesson.FileLog(tmp_path, {"loss": lesson.loss_of, "x": lambda trainer: odd[trainer.step - 1]}, every=3)
     fitted(lesson, [log], batches(4), batches(2))
 
     def refuse(text):
@@ -411,7 +411,7 @@ def test_the_log_is_csv_and_json_whatever_the_numbers(lesson, tmp_path):
 
 
 def test_after_an_error_the_log_has_all_rows_and_is_closed(lesson, tmp_path):
-    log = lesson.FileLog(tmp_path, {"loss": lesson.loss}, every=50)
+    log = lesson.FileLog(tmp_path, {"loss": lesson.loss_of}, every=50)
     with pytest.raises(ValueError, match="x"):
         fitted(lesson, [log, raising(lesson, "on_after_step", ValueError("x"), 5)], batches())
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 5
@@ -494,7 +494,7 @@ def test_a_run_that_is_cancelled_in_mid_step_isnt_saved_there_and_goes_on_with_t
         first = at(lesson, hook, lambda t: None)
         if cancel:
             first = raising(lesson, hook, lesson.CancelFit(), 5)
-        log = lesson.StepLog({"loss": lesson.loss})
+        log = lesson.StepLog({"loss": lesson.loss_of})
         callbacks = [first, log, ema, lesson.Checkpoint(folder, state.collect, 3)]
         fitted(lesson, callbacks, batches(8), None, model, 2, state=state)
         return model, log.rows, ema.shadow
@@ -672,7 +672,7 @@ def test_a_schedule_goes_on(lesson, tmp_path, kind):
     def run(folder, stop=None):
         model, more = net(), ("epoch", "val_loss") if kind == "plateau" else ()
         state = lesson.RunState(lesson.newest_undamaged(folder))
-        log = lesson.StepLog({"lr": lesson.rate})
+        log = lesson.StepLog({"lr": lesson.rate_of})
         keeper = lesson.Checkpoint(folder, state.collect, 2)
         callbacks = [log, lesson.LRSchedule(SCHEDULES[kind], *more), keeper, lesson.Interrupt(stop)]
         with suppress(KeyboardInterrupt):
@@ -862,7 +862,7 @@ def rank_job(lesson, hook, everywhere):
     model = lesson.DistributedDataParallel(net())
     leaves = lesson.CancelBatch if everywhere or ranks.rank == 1 else Exception
     callback = at(lesson, hook, lambda t: None) if leaves is Exception else raising(lesson, hook, leaves(), 3)
-    log = lesson.StepLog({"loss": lesson.loss}, 4, lesson.reading_means(ranks))
+    log = lesson.StepLog({"loss": lesson.loss_of}, 4, lesson.reading_means(ranks))
     share = batches(6)[ranks.rank :: 2] * 3
     trainer = lesson.Trainer([log, callback], ranks=ranks)
     trainer.fit(model, sgd(model), F.cross_entropy, share)
@@ -879,7 +879,7 @@ def test_a_signal_on_one_rank_is_an_error_and_on_all_ranks_a_signal(lesson, hook
         "DistributedDataParallel",
         "CancelBatch",
         "StepLog",
-        "loss",
+        "loss_of",
         "reading_means",
         "Trainer",
         "Callback",
@@ -956,7 +956,7 @@ def rank_run(lesson, folder, size, dies=False):
 
     first = ranks.rank == 0
     state = lesson.RunState(lesson.newest_undamaged(folder))
-    log = lesson.FileLog(folder / "log" if first else None, {"loss": lesson.loss}, 4, lesson.reading_means(ranks))
+    log = lesson.FileLog(folder / "log" if first else None, {"loss": lesson.loss_of}, 4, lesson.reading_means(ranks))
     keeper = lesson.Checkpoint(folder if first else None, state.collect, 3, monitor="val_loss")
     trainer = lesson.Trainer([log, keeper, at(lesson, "on_batch_end", die)], ranks=ranks, state=state)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
