@@ -286,7 +286,7 @@ class TestWithoutPython:
         assert native.finish_build(build)
         x.numpy().tofile(tmp_path / "images.bin")
         for name, model in (("torchscript", tmp_path / "body.pt"), ("package", package)):
-            command = [tmp_path / "infer", name, model, tmp_path / "images.bin", tmp_path / "logits.bin"]
+            command = [tmp_path / "infer", name, model, tmp_path / "images.bin", tmp_path / "logits.bin", "28"]
             subprocess.run(command, check=True, timeout=120)
             data = bytearray((tmp_path / "logits.bin").read_bytes())
             got = torch.frombuffer(data, dtype=torch.float32).view(-1, 10)

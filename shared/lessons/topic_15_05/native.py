@@ -22,12 +22,13 @@ CPP = """\
 #include <filesystem>
 #include <fstream>
 
-// infer FORMAT MODEL IMAGES LOGITS: raw float32 in, raw float32 out
+// infer FORMAT MODEL IMAGES LOGITS SIDE: raw float32 in, raw float32 out
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 6) return 2;
   c10::InferenceMode no_gradients;
-  const int64_t n = std::filesystem::file_size(argv[3]) / (4 * 28 * 28);
-  auto images = at::from_file(argv[3], false, n * 28 * 28).view({n, 1, 28, 28});
+  const int64_t side = std::stoi(argv[5]);  // an image has side x side pixels
+  const int64_t n = std::filesystem::file_size(argv[3]) / (4 * side * side);
+  auto images = at::from_file(argv[3], false, n * side * side).view({n, 1, side, side});
 
   at::Tensor logits;
   if (std::string(argv[1]) == "torchscript") {
