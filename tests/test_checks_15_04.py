@@ -115,7 +115,7 @@ WRONG_SMOOTHING = {
     ),
     "float32 comes back": (
         smoothing(("return loss.to(logits.dtype)", "return loss if wide is not logits else loss.to(logits.dtype)")),
-        "dtype of the logits",
+        "in the dtype of the logits",
     ),
     "everything in float32": (smoothing((_WIDE, "wide = logits.float()")), "reductions none"),
     "ones on the CPU": (
@@ -123,10 +123,6 @@ WRONG_SMOOTHING = {
         "device[\\s\\S]*Hint 3",
     ),
     "half precision throughout": (smoothing((_WIDE, "wide = logits")), "10,000[\\s\\S]*Hint 2"),
-    "a floor of log p": (
-        smoothing(("-log_probabilities(wide)", "-log_probabilities(wide).clamp(min=-9999)")),
-        "10,000",
-    ),
 }
 
 
@@ -184,12 +180,11 @@ WRONG_NTXENT = {
         ntxent((_RETURN, "return F.cross_entropy(logits[:len(first)], partner[:len(first)]).to(first.dtype)")),
         "the mean over",
     ),
-    "not normalised": (ntxent(("F.normalize(wide, dim=1)", "wide")), "lengths of the rows"),
+    "not normalised": (ntxent(("F.normalize(wide, dim=1)", "wide")), "whatever their lengths"),
     "a generous eps": (
         ntxent(("F.normalize(wide, dim=1)", "F.normalize(wide, dim=1, eps=5e-3)")),
-        "lengths of the rows",
+        "whatever their lengths",
     ),
-    "-100 for itself": (ntxent(("(itself, -torch.inf)", "(itself, -100.0)")), "the mean over"),
     "one side is a target": (
         ntxent((_CAT, "torch.cat([first, second.detach()])")),
         "gradients reach both[\\s\\S]*cuts the graph",
@@ -201,7 +196,7 @@ WRONG_NTXENT = {
                 "loss = F.cross_entropy(logits, partner)\n    return loss if z.dtype.itemsize < 8 else loss.double()",
             )
         ),
-        "the dtype of the inputs",
+        "10,000, temperature",
     ),
     "everything in float32": (ntxent((_NTX_WIDE, f"wide = {_CAT}.float()")), "the mean over"),
     "partners on the CPU": (
@@ -372,17 +367,13 @@ WRONG_VARIANCE = {
     ),
     "keeps the graph": (
         variance((_WIDEN, "values = widened(values)")),
-        "keeps nothing[\\s\\S]*with a graph",
+        "keeps neither[\\s\\S]*a graph",
     ),
     "keeps the values": (
         variance(
             ("        m2 = (values", "        self.seen = [*getattr(self, 'seen', []), values]\n        m2 = (values")
         ),
-        "keeps nothing[\\s\\S]*kept of 40",
-    ),
-    "keeps the batch's tensor": (
-        variance(("mean = values.mean()", "mean = values.mean() if values.dim() else values")),
-        "keeps nothing[\\s\\S]*overwritten",
+        "keeps neither[\\s\\S]*400 values",
     ),
 }
 
@@ -467,7 +458,7 @@ WRONG_CLIP = {
                 "                    p.grad = p.grad * factor.clamp(max=1.0)",
             )
         ),
-        "changed in place",
+        "in place[\\s\\S]*which tensor object",
     ),
     "one norm for all groups": (
         clip(
@@ -493,13 +484,9 @@ WRONG_CLIP = {
     ),
     "float16 overflows": (clip((_WIDEST, "dtype = grad.dtype")), "float32"),
     "narrows float64": (clip((_WIDEST, "dtype = torch.float32")), "one set|float32"),
-    "keep repairs": (
-        clip(("factor.clamp(max=1.0))", "factor.clamp(max=1.0).nan_to_num(nan=0.0))")),
-        "keep: clips as usual",
-    ),
     "reads with keep": (
         clip((_FINITE, '    finite = all(math.isfinite(norm) for norm in norms) or nonfinite == "keep"\n')),
-        "no value is read[\\s\\S]*Hint 3",
+        "keep: clips[\\s\\S]*Hint 3",
     ),
     "clips before it raises": (
         clip(
@@ -631,15 +618,8 @@ WRONG_EMA = {
         ema((_IN, _IN.replace("self.live", "{n: t for n, t in self.live.items() if t.requires_grad}"))),
         "inside, the",
     ),
-    "own values not copied": (ema((_OWN, _OWN.replace(".clone()", ""))), "bit for bit"),
-    "puts back a difference": (
-        ema(
-            (_OWN, "own = {name: t.detach() - self.shadow[name] for name, t in self.live.items()}"),
-            (_OUT, "            self._write(self.live, {n: t + self.shadow[n] for n, t in own.items()})\n"),
-        ),
-        "bit for bit",
-    ),
-    "counters stay": (ema((_OUT, f"            self._write({_FLOATS}, own)\n")), "bit for bit"),
+    "own values not copied": (ema((_OWN, _OWN.replace(".clone()", ""))), "was written inside"),
+    "counters stay": (ema((_OUT, f"            self._write({_FLOATS}, own)\n")), "was written inside"),
     "no finally": (
         ema(("        finally:\n", "        except ZeroDivisionError:\n            pass\n        else:\n")),
         "also after an exception",
@@ -661,7 +641,7 @@ WRONG_EMA = {
             (_IN, "            for name, t in self.live.items():\n                t.data = self.shadow[name]\n"),
             (_OUT, "            for name, t in self.live.items():\n                t.data = own[name]\n"),
         ),
-        "written inside",
+        "was written inside",
     ),
     "nested": (ema((_NESTED, "")), "raise RuntimeError"),
     "updates inside": (ema(("        self.swapped = True\n", "        self.inside = True\n")), "raise RuntimeError"),
@@ -672,10 +652,6 @@ WRONG_EMA = {
     "takes the dtype of the state": (
         ema((_LOADS, "        for name, mine in self.shadow.items():\n            mine.data = given[name].clone()\n")),
         "keeps the averages' dtype",
-    ),
-    "rounds the counter away": (
-        ema((_LOADS, _LOADS + "        for t in given.values():\n            t.zero_()\n")),
-        "the state",
     ),
     "no names": (ema(("if different:", "if given.keys() < self.shadow.keys():")), "other names or shapes"),
     "no shapes": (
@@ -735,7 +711,7 @@ class TestChecks(CheckProtocol):
         result = self.CHECKS[name].run(stand_in)
         allowed = {
             "is written without cross_entropy and nll_loss",
-            "keeps nothing of a batch: no graph, values or memory",
+            "keeps neither the graph nor the values",
         }
         assert {item.name for item in result.failures} <= allowed, str(result)
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-import random
+import pickle
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,9 +17,8 @@ from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
 from shared.checks.words import Sample, derived, gradients, outcome, raises, samples, snapshot, unchanged
 
-_HALVES = (torch.float16, torch.bfloat16)
-_FORMATS = (*_HALVES, torch.float32, torch.float64)
-_READ = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "equal", "allclose", "nonzero", "is_nonzero"}
+_FORMATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_READ = {"item", "tolist", "__bool__", "__float__", "is_nonzero", "allclose"}
 _FORGOT = "on which device is each tensor that you make? The inputs lie on a pretended accelerator"
 
 
@@ -39,14 +38,13 @@ def _widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _device_of_result(answer, *inputs, **options) -> str:
+def _device_of_result(answer, *inputs) -> str:
     """Where the result lies, of inputs on a pretended accelerator."""
     from shared.pretended import pretended_accelerator  # slow to load
 
     with pretended_accelerator() as accelerator:
-        moved = [one.to(accelerator) if isinstance(one, Tensor) else one for one in inputs]
         try:
-            return answer(*moved, **options).device.type
+            return answer(*(x.to(accelerator) for x in inputs)).device.type
         except TypeError as error:
             if "float64" not in str(error):
                 raise
@@ -73,7 +71,7 @@ def _classified(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor
     "15-04.1",
     "Label smoothing in log space",
     points=15,
-    demands=6,
+    demands=5,
     stand_in=lambda: _smoothed,
     stand_in_name="F.cross_entropy",
 )
@@ -112,29 +110,20 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
             logits.requires_grad_()
             same([Sample(how, logits, labels, 0.2, reduction=how) for how in hows], look=gradients)
 
-    hint = "in which dtype do you compute, and in which does the result come back?"
-    with trial.group("the result has the dtype of the logits", hint=hint, see=2, free=True):
-        for dtype in _FORMATS:
-            cases = [Sample(f"{how}, {dtype}", *_classified(4, 5, dtype=dtype), reduction=how) for how in hows]
-            same(cases, look=lambda loss, *_: loss.dtype)
-
     with trial.group("the result is on the device of the logits", hint=_FORGOT, see=3, free=True):
-        for weight in (None, torch.rand(5)):
-            for how in hows:
-                inputs = _classified(7, 5, 2, dtype=torch.float32)
-                trial.equal(how, _device_of_result(answer, *inputs, 0.1, weight, reduction=how), "mps")
+        trial.equal("float32", _device_of_result(answer, *_classified(7, 5, dtype=torch.float32)), "mps")
 
-    item = "logits of ±10,000: the loss of float64, and no NaN in the gradient"
-    with trial.group(item, hint="which operation leaves the range of its dtype?", see=2):
+    item = "logits of ±10,000: the loss of float64 in the dtype of the logits, and no NaN in the gradient"
+    hint = "which operation leaves the range of its dtype? in which dtype does the result come back?"
+    with trial.group(item, hint=hint, see=2):
         for dtype in _FORMATS:
             for classes in (2, 40):
                 logits = 10_000 * torch.randn(60, classes).sign()
                 logits[:2] = torch.tensor([[10_000.0], [-10_000.0]])
-                logits = logits.to(dtype).requires_grad_()
-                labels = torch.randint(classes, (60,))
+                inputs = logits.to(dtype).requires_grad_(), torch.randint(classes, (60,))
                 case = f"{dtype}, {classes} classes"
-                same([Sample(case, logits, labels, 0.2)], look=lambda loss, *_: loss.double(), rtol=2e-2)
-                same([Sample(f"gradient, {case}", logits, labels, 0.2)], look=gradients, rtol=2e-2, atol=1e-4)
+                same([Sample(f"{how}, {case}", *inputs, 0.2, reduction=how) for how in hows], rtol=2e-2)
+                same([Sample(f"gradient, {case}", *inputs, 0.2)], look=gradients, rtol=2e-2, atol=1e-4)
 
 
 # ---- 15-04.2
@@ -149,48 +138,37 @@ def _nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
     return (others.logsumexp(dim=1) - of_partner).mean().to(first.dtype)
 
 
-def _directions(n: int, d: int) -> tuple[Tensor, Tensor]:
-    """Two views of n images: rows of length 1."""
+def _views(n: int, d: int) -> tuple[Tensor, Tensor]:
+    """Two views of n images; the rows have all lengths."""
     first = torch.randn(n, d, dtype=torch.float64)
-    return F.normalize(first, dim=1), F.normalize(first + 0.5 * torch.randn_like(first), dim=1)
+    second = F.normalize(first, dim=1) + 0.1 * torch.randn_like(first)
+    return 10.0 ** torch.randint(-3, 4, (n, 1)) * first, 10.0 ** torch.randint(-3, 4, (n, 1)) * second
 
 
-@exercise("15-04.2", "NT-Xent", points=20, demands=6, stand_in=lambda: _nt_xent, stand_in_name="pair by pair")
+@exercise("15-04.2", "NT-Xent", points=20, demands=4, stand_in=lambda: _nt_xent, stand_in_name="pair by pair")
 def nt_xent_loss(trial: Trial, answer: Any) -> None:
     """`answer(first, second, temperature)` is the mean loss of all views."""
     same = partial(samples, trial, answer, _nt_xent)
     sizes = [(1, 3), (2, 2), (3, 1), (5, 4), (16, 8)]
-    pairs = [
-        (f"{n} images, {d} dimensions, temperature {t}", *_directions(n, d), t) for n, d in sizes for t in (0.01, 2)
-    ]
-    axis = torch.eye(3, dtype=torch.float64)[:1]
-    pairs.append(("opposite views", axis, -axis, 0.01))
-    with trial.group("the mean over all views of both sides", hint="who is in the denominator, in which dtype?", see=1):
-        same([Sample(*pair) for pair in pairs])
-    with trial.group("the lengths of the rows don't matter", hint="which similarity do the rows have?"):
-        for case, first, second, temperature in pairs[1::2]:
-            lengths = 10.0 ** torch.randint(-3, 4, (2, len(first), 1))
-            same([Sample(case, lengths[0] * first, lengths[1] * second, temperature)])
+    hint = "who is in the denominator, which similarity do the rows have, in which dtype?"
+    with trial.group("the mean over all views of both sides, whatever their lengths", hint=hint, see=1):
+        for n, d in sizes:
+            same([Sample(f"{n} images, {d} dimensions, temperature {t}", *_views(n, d), t) for t in (0.01, 2)])
     with trial.group("gradients reach both inputs", hint="which line cuts the graph?"):
-        for case, first, second, temperature in pairs[1::2]:
-            longer = (2 * first).requires_grad_()
-            same([Sample(case, longer, second.clone().requires_grad_(), temperature)], look=gradients)
-    hint = "in which dtype do you compute, and in which does the result come back?"
-    with trial.group("no dimensions, and the dtype of the inputs", hint=hint, see=3):
-        for dtype in _FORMATS:
-            first, second = _directions(4, 3)
-            same([Sample(f"{dtype}", first.to(dtype), second.to(dtype))], rtol=2e-2 if dtype in _HALVES else 1e-5)
+        for n, d in sizes:
+            leaves = torch.randn(2, n, d, dtype=torch.float64).unbind()
+            same([Sample(f"{n} images", *(view.requires_grad_() for view in leaves), 2)], look=gradients)
     with trial.group("the result is on the device of the inputs", hint=_FORGOT, see=3, free=True):
-        first, second = _directions(4, 3)
+        first, second = _views(4, 3)
         trial.equal("float32", _device_of_result(answer, first.float(), second.float()), "mps")
-    item = "entries of ±10,000, temperature 0.01: the loss of float64, finite gradients"
-    with trial.group(item, hint="which number leaves the range of its dtype?", see=3):
+    item = "entries of ±10,000, temperature 0.01: the loss of float64 in the dtype of the inputs, finite gradients"
+    hint = "which number leaves the range of its dtype? in which dtype does the result come back?"
+    with trial.group(item, hint=hint, see=3):
         for dtype in _FORMATS:
             views = 10_000 * torch.randn(6, 64).sign()
             near = torch.cat([-views[:, :2], views[:, 2:]], dim=1)
             inputs = [x.to(dtype).requires_grad_() for x in (views.roll(1, 0), near)]
-            alike = Sample(f"equal views, {dtype}", views.to(dtype), near.to(dtype), 0.01)
-            same([Sample(f"{dtype}", *inputs, 0.01), alike], look=lambda loss, *_: loss.double(), rtol=2e-2)
+            same([Sample(f"{dtype}", *inputs, 0.01)], rtol=2e-2)
             finite = [bool(g.isfinite().all()) for g in gradients(answer(*inputs, 0.01), *inputs)]
             trial.equal(f"finite gradients, {dtype}", finite, [True, True])
 
@@ -206,8 +184,8 @@ class _Variance:
 
     def update(self, values):
         if values.numel():
-            values = values.detach() if values.dtype == torch.float64 else values.detach().float()
-            self.values = torch.cat([self.values.to(values), values.reshape(-1)])
+            values = _widened(values.detach()).reshape(-1)
+            self.values = torch.cat([self.values.to(values), values])
 
     def merge(self, other):
         self.update(other.values)
@@ -230,35 +208,20 @@ def _seen(kind, *batches):
 
 
 def _merged(kind, *workers):
-    """The first of several objects, which has merged the others, and the others."""
+    """Several objects, after the first has merged the others, and each has seen another batch."""
     several = [_seen(kind, *batches) for batches in workers]
     for other in several[1:]:
         several[0].merge(other)
+    for stats in several:
+        stats.update(torch.arange(3.0, dtype=torch.float64))
     return several
 
 
 def _told(stats, *_):
-    found = {"count": stats.count, "mean": stats.mean, "variance()": stats.variance()}
-    return {**found, "variance(0)": stats.variance(0), "variance() again": stats.variance()}
+    return {"count": stats.count, "mean": stats.mean, "variance()": stats.variance(), "variance(0)": stats.variance(0)}
 
 
-def _numbers(value: object) -> int:
-    """How many numbers there are in tensors, containers and attributes."""
-    if isinstance(value, Tensor):
-        return value.untyped_storage().nbytes() // value.element_size()
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return sum(map(_numbers, value)) if isinstance(value, list | tuple) else 1
-
-
-@exercise(
-    "15-04.3",
-    "A variance that merges",
-    points=20,
-    demands=7,
-    stand_in=lambda: _Variance,
-    stand_in_name="one that keeps all values",
-)
+@exercise("15-04.3", "A variance that merges", points=20, demands=7, stand_in=lambda: _Variance, stand_in_name="ours")
 def running_variance(trial: Trial, answer: Any) -> None:
     """`answer()` sees batches, merges, and knows count, mean and variance."""
     same = partial(samples, trial, partial(_seen, answer), partial(_seen, _Variance), look=_told, rtol=1e-6)
@@ -267,7 +230,7 @@ def running_variance(trial: Trial, answer: Any) -> None:
     hint = "two batches by the formula: who is n, in which dtype?"
     with trial.group("count, mean and variance of batches", hint=hint, see=1):
         same([Sample(f"{n} batches, the last {tuple(batches[n - 1].shape)}", *batches[:n]) for n in range(1, 8)])
-        same([Sample("turned over", wide(4, 5).mT), Sample("every second value", wide(9)[::2])])
+        same([Sample("turned over", wide(4, 5).mT)])
     empty = wide(0, 3)
     with trial.group("an empty batch changes nothing", hint="by what does the formula divide here?", see=2):
         same([Sample("after two", *batches[:2], empty), Sample("before two", empty, *batches[:2])])
@@ -277,45 +240,25 @@ def running_variance(trial: Trial, answer: Any) -> None:
             same([Sample(f"{dtype}", *values.split(700))], rtol=1e-4)
     hint = "what do two triples give? which line changes other?"
     with trial.group("merging workers, which go on independently", hint=hint, see=1):
-        for number in (2, 3, 5):
-            workers = [[wide(random.randint(1, 9)) + w for _ in range(3)] for w in range(number)]
-            workers.insert(random.randrange(number + 1), [])
-            pair = partial(_merged, answer), partial(_merged, _Variance)
-            case = [Sample(f"{number} workers and one that saw nothing", *workers)]
-            samples(trial, *pair, case, look=lambda several, *_: [_told(it) for it in several if it.count], rtol=1e-6)
-        several = _merged(answer, [], batches[3:6])
-        later = wide(5)
-        several[0].update(later)
-        trial.close("other after a later update", _told(several[1]), _told(_seen(_Variance, *batches[3:6])), rtol=1e-6)
-        several[1].update(wide(5))
-        want = _told(_seen(_Variance, *batches[3:6], later))
-        trial.close("after a later update of other", _told(several[0]), want, rtol=1e-6)
+        merged = partial(samples, trial, partial(_merged, answer), partial(_merged, _Variance), rtol=1e-6)
+        for number in (1, 2, 5):
+            workers = [[wide(1 + 4 * w) + w, wide(2), wide(5)] for w in range(number)]
+            case = Sample(f"{number} workers, before and behind them one that saw nothing", [], *workers, [])
+            merged([case], look=lambda several, *_: [_told(it) for it in several])
     with trial.group("NaN where nothing can be said", hint="by what is M divided, and when is that 0 or less?"):
-        cases = [
-            Sample("no batch"),
-            Sample("two empty ones", empty, empty),
-            *(Sample(f"{n} values", wide(n)) for n in (1, 2, 3, 8)),
-        ]
-        for correction in (0, 1, 2, 3):
-            same(cases, look=lambda it, *_, c=correction: [it.count, it.mean.double(), it.variance(c).double()])
+        cases = [Sample("no batch"), *(Sample(f"{n} values", wide(n)) for n in (1, 2, 3))]
+        for correction in (0, 1, 2):
+            same(cases, look=lambda it, *_, c=correction: it.variance(c).double())
     with trial.group("values far from 0 with a small deviation", hint="where are two large numbers subtracted?"):
         values = 1000 + 0.1 * torch.randn(1500)
-        want = values.double().var().float()
-        for size in (1, 64, 1500):
-            parts = values.split(size)
-            trial.close(f"batches of {size}", _seen(answer, *parts).variance(), want, rtol=1e-2)
-            total = _merged(answer, parts[::2], parts[1::2])[0]
-            trial.close(f"merged, batches of {size}", total.variance(), want, rtol=1e-2)
-    with trial.group("keeps nothing of a batch: no graph, values or memory", hint="what of the batch is kept?"):
-        stats = _seen(answer, wide(6).requires_grad_(), wide(()).requires_grad_())
-        held = {"mean": stats.mean, "variance": stats.variance(), **vars(stats)}
-        trial.equal("with a graph", [name for name, it in held.items() if getattr(it, "requires_grad", False)], [])
-        sizes = [_numbers(vars(_seen(answer, *wide(n).split(4)))) for n in (40, 80, 120)]
-        trial.equal("kept of 40, 80 and 120 values", sizes, sizes[:1] * 3)
-        leaf = torch.tensor(2.0)
-        stats = _seen(answer, leaf)
-        leaf.fill_(7.0)
-        trial.equal("mean after the only value was overwritten", float(stats.mean), 2.0)
+        cases = [Sample(f"batches of {size}", *values.split(size)) for size in (1, 64, 1500)]
+        same(cases, look=lambda it, *_: it.variance(), rtol=1e-2)
+    with trial.group("keeps neither the graph nor the values", hint="what of the batch is kept?"):
+        stats = _seen(answer, wide(6).requires_grad_())
+        graph = [stats.mean.requires_grad, stats.variance().requires_grad]
+        trial.equal("a graph of mean, of variance", graph, [False, False])
+        few, many = (len(pickle.dumps(vars(_seen(answer, *wide(n).split(4))))) for n in (40, 400))
+        trial.that("400 values", many < few + 1000, expected=f"{few} bytes, as of 40", got=f"{many} bytes")
 
 
 # ---- 15-04.4
@@ -330,8 +273,8 @@ def _clip(parameters, max_norm, norm_type=2.0, nonfinite="keep") -> Tensor:
     norms = []
     for group, some in zip(groups, grads, strict=True):
         nothing = torch.zeros(1, device=group["params"][0].device)
-        flat = torch.cat([_widened(grad).flatten() for grad in some]) if some else nothing
-        norms.append(torch.linalg.vector_norm(flat, norm_type))
+        flat = [_widened(grad).flatten() for grad in some] or [nothing]
+        norms.append(torch.linalg.vector_norm(torch.cat(flat), norm_type))
     fine = nonfinite == "keep" or all(bool(norm.isfinite()) for norm in norms)
     if not fine and nonfinite == "raise":
         raise RuntimeError("a gradient isn't finite")
@@ -363,7 +306,7 @@ def _clipped(function, given, *options) -> dict[str, Any]:
 
 
 @exercise(
-    "15-04.4", "Clip by norm, for each group", points=20, demands=10, stand_in=lambda: _clip, stand_in_name="one by one"
+    "15-04.4", "Clip by norm, for each group", points=20, demands=8, stand_in=lambda: _clip, stand_in_name="one by one"
 )
 def clip_grad_norm(trial: Trial, answer: Any) -> None:
     """`answer(parameters, max_norm, norm_type, nonfinite)` clips in place and gives norms."""
@@ -374,23 +317,18 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
     def some() -> list[Tensor | None]:
         return [wide(4, 2), wide(()), wide(7)]
 
-    with trial.group("norm and gradients of one set", hint="by which number is each gradient multiplied?", see=1):
+    hint = "by which number is each gradient multiplied, and which tensor object is p.grad afterwards?"
+    with trial.group("norm and gradients of one set, in place", hint=hint, see=1):
         for order in (2.0, 1.0, 3.0, 0.5, math.inf):
             for limit in (0.01, 1.0, 1e6, math.inf):
-                same([Sample(f"norm_type {order}, max_norm {limit}", some(), limit, order)])
-        same([Sample("norm_type by default", some(), 0.5), Sample("a tiny gradient", [1e-7 * wide(3)], 1e-7)])
+                samples(trial, *both, [Sample(f"norm_type {order}, max_norm {limit}", some(), limit, order)])
     with trial.group("any iterable, such as net.parameters()", hint="how often can one go through a generator?"):
-        of_generator = [partial(_clipped, lambda ps, *more, f=f: f(iter(ps), *more)) for f in (answer, _clip)]
-        samples(trial, *of_generator, [Sample("a generator", some(), 0.5)], look=lambda found, *_: found)
-    with trial.group("the gradients are changed in place", hint="which tensor object is p.grad afterwards?", free=True):
-        for limit, kind in ((0.5, "keep"), (1e9, "keep"), (0.5, "zero")):
-            grads = [*some(), torch.tensor([math.inf if kind == "zero" else 1.0], dtype=torch.float64)]
-            after = _clipped(answer, grads, limit, 2.0, kind)["gradients"]
-            right = all(mine is grad for mine, grad in zip(after, grads, strict=True))
-            trial.that(f"max_norm {limit}, {kind!r}", right, expected="the same objects", got="other ones")
+        of_iterator = partial(_clipped, lambda parameters, *more: answer(iter(parameters), *more))
+        samples(trial, of_iterator, both[1], [Sample("a generator", some(), 0.5)], look=lambda found, *_: found)
     with trial.group("groups, each by its own norm and max_norm", hint="what does each group have of its own?"):
         groups = [(some(), {"max_norm": 0.1}), (some(), {}), (some(), {"max_norm": 1e6}), (some(), {"max_norm": 0.0})]
-        same([Sample(f"{n} groups", groups[:n], 1.0) for n in (1, 2, 4)])
+        for kind in ("keep", "raise", "zero"):
+            same([Sample(f"{n} groups, {kind!r}", groups[:n], 1.0, 2.0, kind) for n in (1, 2, 4)])
     with trial.group("without a gradient", hint="which parameters have a norm? whose grad is None afterwards?"):
         same([Sample("some have none", [None, wide(3), None], 0.5), Sample("all have none", [None, None], 0.5)])
         same([Sample("a group has none", [([None], {}), (some(), {})], 0.5)])
@@ -399,29 +337,21 @@ def clip_grad_norm(trial: Trial, answer: Any) -> None:
         for dtype in _FORMATS:
             long = torch.full((10_000,), 1000.0, dtype=dtype)
             same([Sample(f"10,000 entries of 1,000, {dtype}", [long], 1e4)], rtol=2e-2)
-        mixed = [wide(5), wide(5).float(), wide(5).half(), wide(5).bfloat16()]
-        same([Sample("several dtypes", mixed, 0.5), Sample("several dtypes", mixed[1:], 0.5)], rtol=2e-2)
+        same([Sample("several dtypes", [wide(5).half(), wide(5), wide(5).float()], 0.5)], rtol=2e-2)
     bad = [(some(), {}), ([wide(2), torch.tensor([1.0, math.inf, 2.0]).double()], {"max_norm": 0.5})]
     nan = [([torch.tensor([1.0, math.nan]).double()], {}), (some(), {})]
-    with trial.group("keep: clips as usual", hint="what does the formula give?"):
+    hint = "what does the formula give, and which line must know a number?"
+    with trial.group("keep: clips as usual, reads no value from the device", hint=hint, see=3):
         same([Sample("infinity in a group", bad, 1.0), Sample("NaN in a group", nan, 1.0, 2.0, "keep")])
-        same([Sample("infinity", bad[1][0], 1.0)])
-    with trial.group("keep: no value is read from the device", hint="which line must know a number?", see=3, free=True):
-        for grads in (some(), bad[1][0]):
-            with _Functions() as called:
-                _clipped(answer, copy.deepcopy(grads), 1.0)
-            trial.equal("functions that read a value", sorted(called.names & _READ), [])
+        with _Functions() as called:
+            _clipped(answer, some(), 1.0)
+        trial.equal("functions that read a value", sorted(called.names & _READ), [])
     with trial.group("raise: RuntimeError, all gradients stay", hint="what is written before you know?", see=2):
-        for groups in (bad, nan, bad[::-1]):
-            given = [{"params": _parameters(grads), **more} for grads, more in copy.deepcopy(groups)]
-            grads = [p.grad for group in given for p in group["params"]]
-            with unchanged(trial, "groups", grads):
-                raises(trial, "groups", partial(answer, given, 1.0, 2.0, "raise"), RuntimeError)
-        same([Sample("a finite norm", [(some(), {}), (some(), {})], 0.5, 2.0, "raise")])
+        for groups in (bad, nan):
+            with unchanged(trial, "groups", groups):
+                raises(trial, "groups", partial(_clipped, answer, groups, 1.0, 2.0, "raise"), RuntimeError)
     with trial.group("zero: all gradients of all groups are 0", hint="what is 0 times infinity?", see=2):
         same([Sample("infinity", bad, 1.0, 2.0, "zero"), Sample("NaN", nan, 1.0, 2.0, "zero")])
-        same([Sample("a finite norm", [(some(), {}), (some(), {})], 0.5, 2.0, "zero")])
-        same([Sample("one set", bad[1][0], 1.0, 2.0, "zero")])
 
 
 # ---- 15-04.5
@@ -490,17 +420,13 @@ def _write(targets, values):
 
 
 class _Averaged(nn.Module):
-    """Tied, frozen and half-precision parameters, statistics and a counter."""
+    """Parameters in two dtypes, statistics and a counter."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.second = nn.Linear(3, 3)
-        self.second.weight = self.first.weight
         self.norm = nn.BatchNorm1d(3)
         self.brief = nn.Parameter(torch.randn(4, dtype=torch.bfloat16))
         self.tall = nn.Parameter(torch.randn(3, 2))
-        self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
 
 
 def _train(model, ema, steps):
@@ -508,16 +434,15 @@ def _train(model, ema, steps):
     for _ in range(steps):
         with torch.no_grad():
             for p in model.parameters():
-                if p.requires_grad:
-                    p.add_(torch.randn_like(p))
+                p.add_(torch.randn_like(p))
         model.norm(torch.randn(5, 3))
         ema.update()
 
 
-def _followed(answer, steps=3, **options):
+def _followed(answer, steps=3):
     """A model and its average after some steps and another change."""
     model = _Averaged()
-    ema = answer(model, **options)
+    ema = answer(model)
     _train(model, ema, steps)
     with torch.no_grad():
         model.brief.neg_()
@@ -525,75 +450,48 @@ def _followed(answer, steps=3, **options):
     return model, ema
 
 
-def _own(model):
-    return _copied(dict(model.named_parameters()))
-
-
 def _objects(model) -> list[int]:
-    return [id(t) for t in (*model.parameters(), *model.buffers())]
+    return [id(t) for t in model.state_dict(keep_vars=True).values()]
 
 
-@exercise(
-    "15-04.5", "Swap in, save, resume", points=25, demands=10, stand_in=lambda: _EMA, stand_in_name="one of the check's"
-)
+@exercise("15-04.5", "Swap in, save, resume", points=25, demands=9, stand_in=lambda: _EMA, stand_in_name="ours")
 def ema(trial: Trial, answer: Any) -> None:
     """`answer(model, decay, warmup)` is a Shadow with applied, state_dict and load_state_dict."""
     derived(trial, answer, "Shadow")
     model, ema = _followed(answer)
-    own = snapshot(model)
     averages = _copied(ema.shadow)
+    own = snapshot(model)
+    objects = _objects(model)
     with trial.group("inside, the model has the averages", hint="what is written where, and of which names?", see=1):
-        with ema.applied():
-            inside = _copied(model.state_dict())
-        trial.equal("the tensors of live", {name: inside[name] for name in averages}, averages)
-    hint = "which own values are kept, how, and put back?"
-    with trial.group("afterwards it has its own, bit for bit", hint=hint, see=1):
-        trial.equal("after a block", snapshot(model), own)
-        with torch.no_grad():
-            model.tall.copy_(torch.tensor([[math.nan, -math.inf], [1e-40, 3e38], [-0.0, 1e7]]))
-        odd = snapshot(model)
-        with ema.applied():
-            pass
-        trial.equal("odd values", snapshot(model), odd)
-    with trial.group("also after an exception, which is passed on", hint="what runs in any case?", see=1):
-        for error in (ValueError("bad"), KeyboardInterrupt()):
-            model, ema = _followed(answer)
-            own = _own(model)
-            caught = None
-            try:
-                with ema.applied():
-                    raise error
-            except BaseException as raised:
-                caught = raised
-            trial.that(f"{error!r} is passed on", caught is error, expected=repr(error), got=repr(caught))
-            trial.equal(f"parameters after {error!r}", _own(model), own)
-            hint = "in which state does such a block leave the object?"
-            trial.equal(f"update() after {error!r}", outcome(ema.update), "no exception", hint=hint, see=2)
-    with trial.group("the tensors stay the same objects", hint="what does an optimizer hold?", see=1, free=True):
-        model, ema = _followed(answer)
-        before = _objects(model)
-        with ema.applied():
-            inside = _objects(model)
-        trial.equal("inside and afterwards", [inside, _objects(model)], [before, before])
-    with trial.group("what is written inside is lost", hint="which memory do model and averages share inside?", see=1):
-        model, ema = _followed(answer)
-        parameters = _own(model)
-        averages = _copied(ema.shadow)
         with ema.applied(), torch.no_grad():
+            inside = _copied(model.state_dict())
+            objects_inside = _objects(model)
             for t in ema.live.values():
                 t.fill_(7)
+        trial.equal("the tensors of live", inside, averages)
+    hint = "which own values are kept, how, and put back? which memory do model and averages share inside?"
+    with trial.group("what was written inside is lost: the model has its own values", hint=hint, see=1, free=True):
+        trial.equal("the model", snapshot(model), own)
         trial.equal("the averages", ema.shadow, averages)
-        trial.equal("the parameters", _own(model), parameters)
-    with trial.group("inside, update and applied raise RuntimeError", hint="who says whether we are inside?", see=2):
+    with trial.group("the tensors stay the same objects", hint="what does an optimizer hold?", see=1, free=True):
+        trial.equal("inside and afterwards", [objects_inside, _objects(model)], [objects, objects])
+    with trial.group("also after an exception, which is passed on", hint="what runs in any case?", see=1):
         model, ema = _followed(answer)
-        averages = _copied(ema.shadow)
+        own = model.tall.detach().clone()
+
+        def fail() -> None:
+            with ema.applied():
+                raise ValueError("a failed evaluation")
+
+        trial.equal("how the block ends", outcome(fail), "ValueError")
+        trial.equal("a parameter afterwards", model.tall, own)
+        hint = "in which state does such a block leave the object?"
+        trial.equal("update() afterwards", outcome(ema.update), "no exception", hint=hint, see=2)
+    with trial.group("inside, update and applied raise RuntimeError", hint="who says whether we are inside?", see=2):
+        _, ema = _followed(answer)
         with ema.applied():
             raises(trial, "applied()", lambda: ema.applied().__enter__(), RuntimeError)
             raises(trial, "update()", ema.update, RuntimeError)
-            trial.equal("the averages after both", ema.shadow, averages)
-        trial.equal("update() afterwards", outcome(ema.update), "no exception")
-        trial.equal("applied() afterwards", outcome(lambda: ema.applied().__enter__()), "no exception")
-
     with trial.group("state_dict is a snapshot", hint="whose memory do its tensors have?"):
         model, ema = _followed(answer, 2)
         wanted = {"updates": 2, "shadow": _copied(ema.shadow)}
@@ -601,43 +499,36 @@ def ema(trial: Trial, answer: Any) -> None:
         trial.equal("at once", state, wanted)
         _train(model, ema, 2)
         trial.equal("after two more updates", state, wanted)
-    hint = "on what does the next update depend?"
-    with trial.group("a resumed run gives the same bits", hint=hint):
-        for saved_at, warmup in ((0, True), (1, True), (12, False)):
-            model, first = _followed(answer, saved_at, decay=0.95, warmup=warmup)
+    with trial.group("a resumed run gives the same bits", hint="on what does the next update depend?"):
+        for saved_at in (0, 1, 12):
+            model, first = _followed(answer, saved_at)
             copied = copy.deepcopy(model)
-            second = answer(copied, 0.95, warmup)
+            second = answer(copied)
             second.update()
             second.load_state_dict(first.state_dict())
-            case = f"saved after {saved_at} updates"
-            trial.equal(f"averages at once, {case}", second.shadow, first.shadow)
             for one, average in ((model, first), (copied, second)):
                 torch.manual_seed(saved_at)
                 _train(one, average, 3)
-            trial.equal(f"averages three updates later, {case}", second.shadow, first.shadow)
-    item = "loading keeps the averages' dtype, the state and the model"
+            trial.equal(f"three updates after loading, saved after {saved_at}", second.shadow, first.shadow)
+    item = "loading keeps the averages' dtype, and the state"
     with trial.group(item, hint="what is copied, and what is kept?"):
         model, ema = _followed(answer)
         averages = {name: t + 1 for name, t in ema.shadow.items()}
         wide = {name: t.double() if t.is_floating_point() else t.clone() for name, t in averages.items()}
         state = {"updates": 3, "shadow": wide}
         before = copy.deepcopy(state)
-        with unchanged(trial, "the model", model):
-            ema.load_state_dict(state)
+        ema.load_state_dict(state)
         trial.equal("the averages", ema.shadow, averages)
         _train(model, ema, 2)
         trial.equal("the state, after two updates", state, before)
     item = "other names or shapes raise ValueError with a name, nothing is changed"
     with trial.group(item, hint="what is compared, and when is the first value written?", see=3):
-        shapes = {"first.bias": None, "norm.extra": (3,), "tall": (2, 3), "norm.num_batches_tracked": (1,)}
-        for name, shape in shapes.items():
-            model, ema = _followed(answer)
-            shadow = {key: t + 1 for key, t in ema.shadow.items()}
-            if shape:
-                shadow[name] = torch.ones(shape)
-            else:
-                del shadow[name]
+        _, ema = _followed(answer)
+        before = ema.state_dict()
+        good = {name: t + 1 for name, t in ema.shadow.items()}
+        less = {name: t for name, t in good.items() if name != "brief"}
+        others = {"norm.extra": {**good, "norm.extra": torch.ones(3)}, "tall": {**good, "tall": torch.ones(2, 3)}}
+        for name, shadow in {"brief": less, **others}.items():
             state = {"updates": 40, "shadow": shadow}
-            before = ema.state_dict()
             raises(trial, f"{name} differs", partial(ema.load_state_dict, state), ValueError, name)
             trial.equal(f"the averages afterwards, {name} differs", ema.state_dict(), before)

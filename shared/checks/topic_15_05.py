@@ -3,7 +3,6 @@
 import copy
 import functools
 import io
-import itertools
 import json
 import math
 import random
@@ -19,7 +18,6 @@ import torch
 import torch._dynamo.exc
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves
 
 from shared import quiet
 from shared.checks.comparing import difference
@@ -138,21 +136,19 @@ def _saved(module: Any) -> Any:
     return torch.jit.load(io.BytesIO(_bytes(torch.jit.save, module)))
 
 
-def _reports(width: int, dtype: torch.dtype) -> list[Sample]:
+def _reports(width: int) -> list[Sample]:
     """Calls with and without mask and scale, for several numbers of rows."""
     cases = []
     for rows in (0, 1, 2, random.randint(3, 9)):
-        x = torch.randn(rows, 4, dtype=dtype, requires_grad=True)
+        x = torch.randn(rows, 4, requires_grad=True)
         mask = torch.rand(rows, width) < 0.4
         mask[: rows // 2] = True  # nothing is left of these rows
-        scale = round(random.uniform(0.3, 3), 2)
-        about = f"{rows} rows, {dtype}"
         cases += [
-            Sample(about, x),
-            Sample(f"{about}, a mask", x, mask),
-            Sample(f"{about}, a mask of one row", x, mask=torch.arange(width) == 1),
-            Sample(f"{about}, scale {-scale}", x, scale=-scale),
-            Sample(f"{about}, a mask and scale {scale}", x, mask, scale),
+            Sample(f"{rows} rows", x),
+            Sample(f"{rows} rows, a mask", x, mask),
+            Sample(f"{rows} rows, a mask of one row", x, mask=torch.arange(width) == 1),
+            Sample(f"{rows} rows, scale -1.7", x, scale=-1.7),
+            Sample(f"{rows} rows, a mask and scale 0.4", x, mask, 0.4),
         ]
     return cases
 
@@ -167,8 +163,7 @@ def scriptable(trial: Trial, answer: Any) -> None:
     """`answer(labels, limit)` is a module; what it returns is what _Report returns, scripted or not."""
     pairs = []
     several = ["b", "a", "b", "c"]
-    drawn = round(random.uniform(0.1, 0.9), 2)
-    for labels, limit in ((["cat", "dog", "cow"], None), (several, 0.0), (several, drawn), (["only"], -0.5)):
+    for labels, limit in ((["cat", "dog", "cow"], None), (several, 0.0), (several, 0.3), (["only"], -0.5)):
         options = {} if limit is None else {"limit": limit}
         pairs.append((_Report(labels, limit), answer(list(labels), **options)))
     for reference, mine in pairs:
@@ -184,34 +179,14 @@ def scriptable(trial: Trial, answer: Any) -> None:
     for item, forms in ((plain, [mine for _, mine in pairs]), (compiled, scripts), (compiled, files)):
         with trial.group(item, hint="run Report on the same input"), quiet():
             for (reference, _), form in zip(pairs, forms, strict=True):
-                same = partial(samples, trial, form, reference)
-                cases = _reports(len(reference.labels), torch.float32)
+                cases = _reports(len(reference.labels))
                 for case in cases:
                     case.text += f", labels {reference.labels}, limit {reference.limit}"
-                same(cases)
-                if form not in files:
-                    same(cases, look=_of_scores)
-                form.double()
-                reference.double()
-                same(_reports(len(reference.labels), torch.float64))
-                form.float()
-                reference.float()
+                samples(trial, form, reference, cases)
+                samples(trial, form, reference, cases, look=_of_scores)
 
 
 # ---- 15-05.3
-
-
-class _Counts(nn.Module):
-    """A layer of each kind that depends on the mode, and a count of calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.5)))
-        self.register_buffer("calls", torch.tensor(0), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layers(x)
 
 
 class _Model(nn.Module):
@@ -227,6 +202,11 @@ class _Model(nn.Module):
         return self.function(x)
 
 
+def _noisy() -> _Model:
+    """A layer of each kind that depends on the mode."""
+    return _Model(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(0.5))))
+
+
 class _Two(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x * 2, y * 3
@@ -238,31 +218,17 @@ def _loop(x: Tensor) -> Tensor:
     return x
 
 
-def _one_row(like: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """A function that treats one row differently."""
-    return lambda x: x * 2 if x.shape[0] > 1 else like(x)
-
-
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _million(x: Tensor) -> Tensor:
-    """The program differs by what a few roundings make, of large numbers."""
-    return x * 1000000.5 if torch.compiler.is_exporting() else x * 1e6
 
 
 _NOT_FOR_ALL = {
     "four parts": (4, lambda x: x.reshape(4, -1).sum(dim=1)),
     "a loop": (3, _loop),
-    "a loop, of one row": (1, _loop),
-    "another way from ten rows on": (6, lambda x: x[:10] if x.shape[0] > 10 else x * 2),
 }
 _NOT_FOR_ONE = {
-    "one row is multiplied by 2.01": (1, _one_row(lambda x: x * 2.01)),
-    "one row is float64": (3, _one_row(lambda x: (x * 2).double())),
-    "one row is NaN": (2, _one_row(lambda x: x * math.nan)),
-    "one row raises in the model": (4, _one_row(lambda x: _raise(ZeroDivisionError("the spread of one row")))),
+    "one row gives another result": (1, lambda x: x * 2 if x.shape[0] > 1 else x * 2.01),
+    "one row raises in the model": (4, lambda x: x * 2 if x.shape[0] > 1 else _raise(ZeroDivisionError("spread"))),
     "one row raises in the program": (3, lambda x: x + x[1] if x.shape[0] > 1 else x + x[0]),
 }
 
@@ -308,17 +274,13 @@ def export_batches(trial: Trial, answer: Any) -> None:
     with trial.group("takes every batch size, whatever the example's", hint="what is special about this size?", see=2):
         for rows in (5, 2, 1):
             program = export(linear, torch.randn(rows, 4))
-            limits = [
-                (max(1, int(size.lower)), bool(size.upper > 10**9)) for size in program.range_constraints.values()
-            ]
-            trial.equal(f"smallest size, and no largest, exported with {rows}", limits, [(1, True)])
+            smallest = [max(1, int(size.lower)) for size in program.range_constraints.values()]
+            trial.equal(f"smallest size, exported with {rows}", smallest, [1])
             inputs = [Sample(f"{n} rows, exported with {rows}", torch.randn(n, 4)) for n in (1, 2, 3, 33)]
             samples(trial, program.module(), linear, inputs)
-    hint = "how far apart are numbers of this size, and what does agree say?"
-    with trial.group("rounding is no difference, and NaN is NaN", hint=hint):
-        for function in (_million, lambda x: x / x.std(dim=0)):
-            module = export(_Model(function), torch.randn(7, 4)).module()
-            samples(trial, module, function, [Sample("5 rows", torch.randn(5, 4))], rtol=1e-5)
+    with trial.group("NaN in both is no difference", hint="what does agree say?"):
+        spread = _Model(lambda x: x / x.std(dim=0))
+        samples(trial, export(spread, torch.randn(7, 4)).module(), spread, [Sample("5 rows", torch.randn(5, 4))])
     with trial.group("the batch is the same in all tensors, other sizes stay", hint="which sizes may vary?"):
         two = _Two()
         module = export(two, torch.randn(3, 4), torch.randn(3, 2, 2)).module()
@@ -327,24 +289,19 @@ def export_batches(trial: Trial, answer: Any) -> None:
             how = outcome(lambda shapes=shapes: module(*(torch.randn(shape) for shape in shapes)))
             trial.that(f"shapes {shapes}", how != "no exception", expected="an error", got="a result")
     with trial.group("is exported in evaluation mode", hint="in which mode does the model run, and is it exported?"):
-        noisy = _Counts()
+        noisy = _noisy()
         for _ in range(3):
             noisy(torch.randn(6, 4))
         same = export(noisy, torch.randn(6, 4)).module()
         samples(trial, same, copy.deepcopy(noisy).eval(), [Sample("dropout and batch norm", torch.randn(9, 4))])
     with trial.group("model and example stay as they are", hint="who works with the original?", see=1, free=True):
-        for rows in (1, 6):
-            mixed = _Counts()
-            mixed.layers[1].eval()
-            mixed.layers[2][0].p = 0.0
-            x = torch.randn(rows, 4)
-            with unchanged(trial, f"{rows} rows", mixed, x):
-                export(mixed, x)
-            writes = _Model(lambda x: x.mul_(2) + 1)
-            x = torch.randn(rows, 4)
-            with unchanged(trial, f"{rows} rows, a model that writes into its input", writes, x):
-                module = export(writes, x).module()
-            samples(trial, module, lambda x: x * 2 + 1, [Sample("5 rows", torch.randn(5, 4))], look=lambda y, *_: y)
+        mixed = _noisy()
+        mixed.function[1].eval()
+        writes = _Model(lambda x: x.mul_(2) + 1)
+        for case, model in (("a model in training", mixed), ("a model that writes into its input", writes)):
+            x = torch.randn(6, 4)
+            with unchanged(trial, case, model, x):
+                export(model, x)
     for item, cases in (
         ("a model that can't take every size raises ValueError", _NOT_FOR_ALL),
         ("a model that differs from its program on one row raises ValueError", _NOT_FOR_ONE),
@@ -356,13 +313,8 @@ def export_batches(trial: Trial, answer: Any) -> None:
                 with unchanged(trial, case, model, x):
                     raises(trial, case, lambda m=model, x=x: export(m, x), ValueError)
     with trial.group("other errors go on as they are", hint="which errors do you replace?", see=3):
-        for error in (RuntimeError("a batch of images"), KeyError("key")):
-            broken = _Model(lambda x, e=error: _raise(e))
-            raises(trial, repr(error), lambda m=broken: export(m, torch.randn(2, 4)), type(error))
-        by_data = _Model(lambda x: x + 1 if x.mean() > 0 else x * 2)
-        how = outcome(lambda: export(by_data, torch.randn(2, 4)))
-        right = how not in ("no exception", "ValueError")
-        trial.that("a branch on data", right, expected="the error of torch.export", got=how)
+        broken = _Model(lambda x: _raise(RuntimeError("a batch of images")))
+        raises(trial, "an error of the model", lambda: export(broken, torch.randn(2, 4)), RuntimeError)
 
 
 # ---- 15-05.4
@@ -383,9 +335,9 @@ class _CondEnhance(nn.Module):
         return self.body(torch.cond(level > 0.5, lambda x: 1 - x, lambda x: x.clone(), (x,)))
 
 
-def _scans(n: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def _scans(n: int) -> dict[str, Tensor]:
     """Batches (n, 1, 4, 5) for each way and each threshold."""
-    x = torch.rand(n, 1, 4, 5, dtype=dtype)
+    x = torch.rand(n, 1, 4, 5)
     point = torch.zeros_like(x)
     point[0, 0, 0, 0] = x.numel()  # the mean is 1
     return {
@@ -393,44 +345,20 @@ def _scans(n: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         "a nearly white negative": 1 - 0.12 * x,
         "an ordinary scan": 0.15 + 0.3 * x,
         "a dark scan": 0.12 * x,
-        "a nearly black scan": 1e-6 * x + 1e-7,
-        "a dark scan with bright pixels": (x > 0.97).to(dtype) * 0.9 + 1e-3,
-        "a dark scan with negative pixels": 0.05 + 0.4 * (x - x.mean()),
-        "a black scan": 0 * x,
+        "a dark scan with bright pixels": (x > 0.97) * 0.9 + 1e-3,
         "a level of exactly 0.5": 0.5 * point,
         "a level of exactly 0.1": 0.1 * point,
     }
 
 
-_WORK = {"rsub", "sub", "add", "neg", "mul", "div", "clamp", "minimum", "where", "lerp"}
-_NEEDS = {"an ordinary scan": {"add", "mul"}, "a negative": {"add", "mul", "rsub", "sub", "neg"}}  # a copy may be x + 0
-
-
-def _work(graph: torch.fx.Graph, size: int) -> set[str]:
+def _work(graph: torch.fx.Graph, size: int) -> list[str]:
     """Arithmetic on as many numbers as the images have."""
-    found = set()
+    found = []
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.numel() == size:
-            found.add(str(node.target).removeprefix("aten.").partition(".")[0])
-    return found & _WORK
-
-
-def _way(program: ExportedProgram, x: Tensor) -> tuple[str, ...]:
-    """The branches that a batch goes through, of those that return images."""
-    module = program.module()
-    taken: list[str] = []
-
-    def note(name: str, part: nn.Module, given: Any, result: Any) -> None:
-        if any(isinstance(value, Tensor) and value.numel() > 1 for value in tree_leaves(result)):
-            taken.append(name)
-
-    for name, part in module.named_modules():
-        if name and isinstance(part, torch.fx.GraphModule):
-            part.register_forward_hook(partial(note, name))
-    with torch.no_grad():
-        module(x)
-    return tuple(taken)
+            found.append(str(node.target).removeprefix("aten.").partition(".")[0])
+    return [name for name in found if name in ("rsub", "sub", "add", "mul", "div", "clamp", "where", "lerp")]
 
 
 def _refusal_of_export(error: Exception) -> tuple[str, int | None]:
@@ -455,13 +383,10 @@ def _refusal_of_export(error: Exception) -> tuple[str, int | None]:
 def cond_enhance(trial: Trial, answer: Any) -> None:
     """`answer(body)` is an Enhance with its branches in the graph; Enhance itself says what is right."""
     enhance = derived(trial, answer, "Enhance")
-    for example, dtype, sizes in (
-        ("an ordinary scan", torch.float32, None),
-        ("a negative", torch.float64, {0: Dim("batch")}),
-    ):
-        body = nn.Sequential(nn.Flatten(), nn.Linear(20, 3)).to(dtype).eval()
+    for example, sizes in (("an ordinary scan", None), ("a negative", {0: Dim("batch")})):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(20, 3)).eval()
         mine = answer(body).eval()
-        x = _scans(3, dtype)[example]
+        x = _scans(3)[example]
         case = f"exported with {example}, {'one size' if sizes is None else 'any size'}"
         with trial.group("torch.export accepts it", free=True):
             try:
@@ -474,17 +399,11 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
                 hint = "which rule of torch.cond is broken, and in which branch?"
                 trial.that(case, False, expected="a program", got=said, hint=hint, see=see)
                 return
-        with trial.group("each way is a branch of torch.cond", hint="what runs for which kind of scan?", see=1):
+        with trial.group(
+            "each way is a branch of torch.cond", hint="what runs for which kind of scan?", see=1, free=True
+        ):
             if sizes is None:
-                outside = _work(program.graph, x.numel())
-                trial.equal(f"computed outside of the branches, {case}", outside, set())
-            scans = _scans(3, dtype)
-            ways = {kind: _way(program, scans[kind]) for kind in ("a dark scan", *_NEEDS)}
-            trial.equal(f"ways that three kinds of scans take, {case}", len(set(ways.values())), 3)
-            for kind, needs in _NEEDS.items() if sizes is None else ():
-                for name in ways[kind]:
-                    work = _work(program.graph_module.get_submodule(name).graph, x.numel())
-                    trial.equal(f"more than {kind} needs, {case}", work - needs, set())
+                trial.equal("computed outside of the branches", _work(program.graph, x.numel()), [])
         module = program.module()
         reference = enhance(body)
         start = int(module.dark)
@@ -492,7 +411,7 @@ def cond_enhance(trial: Trial, answer: Any) -> None:
         counts = []
         with trial.group("the exported program takes each way by itself", hint=hint, see=1), torch.no_grad():
             for n in (3,) if sizes is None else (1, 5):
-                for kind, scan in _scans(n, dtype).items():
+                for kind, scan in _scans(n).items():
                     got = module(scan)
                     want = reference(scan)
                     counts.append((f"{kind}, {n} in the batch, {case}", int(module.dark) - start, int(reference.dark)))
@@ -593,44 +512,36 @@ def _load_shipped(folder: Path, build: Callable[[], nn.Module], tolerance: float
     stand_in=lambda: _load_shipped,
     stand_in_name="a load_shipped of the checks",
 )
+@quiet()
+@torch.no_grad()
 def load_shipped(trial: Trial, answer: Any) -> None:
     """`answer(folder, build, tolerance)` gives the first form that works, and what failed before it."""
-    with tempfile.TemporaryDirectory() as root, quiet(), torch.no_grad():
-        _try_loader(trial, answer, root)
-
-
-def _try_loader(trial: Trial, answer: Any, root: str) -> None:
     right = _Net().eval().requires_grad_(False)
     right.norm.running_mean.normal_()
     right.norm.bias.fill_(100.0)  # so that a relative tolerance is a generous one
     sample = {"input": torch.randn(4, 6), "output": Tensor()}
-    sample["input"][1, 2] = 9.0
     sample["output"] = right(sample["input"])
     others = torch.randn(7, 6)
     forms = {format_: _written(right, format_) for format_ in ("export", "torchscript", "state_dict")}
     good = ("state_dict", forms["state_dict"])
 
-    def load(
-        *given: tuple[str, bytes | None], build: Any = _Net, more: Any = None, names: str = "abcd", **options: Any
-    ) -> Any:
+    def load(*given: tuple[str, bytes | None], build: Any = _Net, more: Any = None, **options: Any) -> Any:
         """What the answer makes of a folder with these forms: (format, content)."""
-        folder = Path(tempfile.mkdtemp(dir=root))
-        torch.save({**sample, "more": more}, folder / "the sample.pt")
-        listed = []
-        for letter, (format_, content) in zip(names, given, strict=False):
-            name = f"{letter}.bin"
-            listed.append({"format": format_, "file": name})
-            if content is not None:
-                (folder / name).write_bytes(content)
-        (folder / "manifest.json").write_text(json.dumps({"sample": "the sample.pt", "forms": listed}))
-        return answer(folder, build, **options)
+        with tempfile.TemporaryDirectory() as root:
+            folder = Path(root)
+            torch.save({**sample, "more": more}, folder / "the sample.pt")
+            listed = []
+            for letter, (format_, content) in zip("cabd", given, strict=False):
+                listed.append({"format": format_, "file": f"{letter}.bin"})
+                if content is not None:
+                    (folder / f"{letter}.bin").write_bytes(content)
+            (folder / "manifest.json").write_text(json.dumps({"sample": "the sample.pt", "forms": listed}))
+            return answer(folder, build, **options)
 
-    def takes(
-        case: str, number: int, *given: tuple[str, bytes | None], like: nn.Module = right, **options: Any
-    ) -> None:
+    def takes(case: str, number: int, *given: tuple[str, bytes | None], like: Any = right, **options: Any) -> None:
         """The form with this number is taken, and the ones before it are listed."""
         model, failed = load(*given, **options)
-        trial.equal(f"files in the list, {case}", [name for name, _ in failed], ["a.bin", "b.bin"][:number])
+        trial.equal(f"files in the list, {case}", [name for name, _ in failed], ["c.bin"][:number])
         trial.close(f"another batch, {case}", model(others), like(others), rtol=0, atol=1.6e-5)
 
     first = load(("export", forms["export"]), good)
@@ -645,28 +556,19 @@ def _try_loader(trial: Trial, answer: Any, root: str) -> None:
         # told apart by their answers, all within the tolerance
         shifted = {format_: _shifted(right, 4e-5 * i) for i, format_ in enumerate(forms)}
         near = {format_: _written(model, format_) for format_, model in shifted.items()}
-        for order in itertools.permutations(near):
-            takes(f"in the order {order}", 0, *((f, near[f]) for f in order), like=shifted[order[0]], names="cab")
+        for order in (["torchscript", "state_dict", "export"], ["state_dict", "export", "torchscript"]):
+            takes(f"in the order {order}", 0, *((f, near[f]) for f in order), like=shifted[order[0]])
     with trial.group("a file that can't be loaded doesn't stop the search", hint="what stops the loop?", see=1):
-        for format_, whole in forms.items():
-            for case, content in (
-                ("junk", b"no model at all" * 20),
-                ("half", whole[: len(whole) // 2]),
-                ("none", None),
-            ):
-                takes(f"{case} of a file, {format_}", 1, (format_, content), good)
-        takes("another format than the manifest says", 1, ("export", forms["state_dict"]), good)
+        takes("junk in a file", 1, ("export", b"no model at all" * 20), good)
+        takes("half of a file", 1, ("torchscript", forms["torchscript"][:1000]), good)
+        takes("no file", 1, ("state_dict", None), good)
         takes("an unknown format", 1, ("safetensors", forms["state_dict"]), good)
         takes("build() raises", 1, good, ("export", forms["export"]), build=lambda: _raise(ImportError("no library")))
     with trial.group("each key of a state dict has to fit", hint="what does load_state_dict say?"):
-        state = right.state_dict()
-        less = {name: value for name, value in state.items() if name != "norm.running_var"}
-        for case, changed in (("a key is missing", less), ("a key too many", {**state, "more": torch.zeros(1)})):
-            takes(case, 1, ("state_dict", _bytes(torch.save, changed)), good)
+        less = {name: value for name, value in right.state_dict().items() if name != "norm.running_var"}
+        takes("a key is missing", 1, ("state_dict", _bytes(torch.save, less)), good)
     with trial.group("a form that answers otherwise is passed over", hint="what is compared, and how?", see=2):
         odd = {
-            "one number": lambda x: right(x) + (x[:, :5] == 9),
-            "differences that cancel": lambda x: right(x) + torch.tensor([0.0, 0.0, 0.0, -1.0, 1.0]),
             "NaN": lambda x: right(x) * torch.tensor([1.0, 1.0, math.nan, 1.0, 1.0]),
             "another shape": lambda x: right(x)[None],
             "another dtype": lambda x: right(x).double(),
@@ -675,9 +577,7 @@ def _try_loader(trial: Trial, answer: Any, root: str) -> None:
             takes(case, 1, ("torchscript", _bytes(torch.jit.save, torch.jit.trace(function, others))), good)
         takes("off by 5e-4", 1, ("state_dict", _written(_shifted(right, 5e-4), "state_dict")), good)
         off = _shifted(right, 0.01)
-        form = ("state_dict", _written(off, "state_dict"))
-        takes("off by 0.01, tolerance 0.00995", 1, form, ("export", forms["export"]), tolerance=0.00995)
-        takes("off by 0.01, tolerance 0.011", 0, form, good, like=off, tolerance=0.011)
+        takes("off by 0.01, tolerance 0.02", 0, ("state_dict", _written(off, "state_dict")), like=off, tolerance=0.02)
     with trial.group("state dict and sample run no code", hint="how is the pickle read?"):
         _RUNS.clear()
         pickled = _bytes(torch.save, {**right.state_dict(), "extra": _Program()})
@@ -693,9 +593,8 @@ def _try_loader(trial: Trial, answer: Any, root: str) -> None:
         trial.equal("different texts for three reasons", len(texts), 3)
         trial.equal("the exception", outcome(lambda: load(*bad)), "LoadError")
         for name, reason in failed:
-            word = re.split(r"\W", str(reason))[0]
-            raises(trial, f"the name {name}", lambda: load(*bad), RuntimeError, name)
-            raises(trial, f"the reason of {name}", lambda word=word: load(*bad), RuntimeError, word)
+            for part in (name, re.split(r"\W", str(reason))[0]):
+                raises(trial, f"{name} and its reason", lambda: load(*bad), RuntimeError, part)
     with trial.group("Ctrl-C stops the search", hint="which exceptions do you catch?"):
         try:
             load(good, ("export", forms["export"]), build=lambda: _raise(KeyboardInterrupt()))
