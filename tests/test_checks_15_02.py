@@ -181,12 +181,8 @@ WRONG_BUCKET = {
         buckets(bucket_of=lambda self, length: bisect.bisect_right(self.boundaries, length)),
         "one bucket",
     ),
-    "an index many times": (
-        buckets(cut=lambda self, bucket: [[batch[0]] * len(batch) for batch in Buckets.cut(self, bucket)]),
-        "no index comes twice",
-    ),
-    "the same list for all batches": (OneList, "no index comes twice"),
-    "equal parts": (buckets(cut=equal_parts), "at most one short one"),
+    "the same list for all batches": (OneList, "indices that come twice"),
+    "equal parts": (buckets(cut=equal_parts), "at most one short"),
     "drop_last does nothing": (buckets(keep=lambda self, batches: batches), "drop_last=True"),
     "one division for len": (
         buckets(__len__=lambda self: math.ceil(len(self.lengths) / self.batch_size)),
@@ -252,10 +248,12 @@ def weighted(**methods):
 
 
 def of_changed_weights(change):
-    """Draws with replacement after the weights were changed."""
+    """Draws with replacement by other weights, made once: a change is a pass over the weights."""
 
     def draw(self):
-        before, self.weights = self.weights, change(self.weights)
+        if not hasattr(self, "changed"):
+            self.changed = change(self.weights)
+        before, self.weights = self.weights, self.changed
         found = ByKeys.with_replacement(self)
         self.weights = before
         return found
@@ -286,16 +284,6 @@ def single_precision_darts(self):
     ends = self.weights.cumsum(0)
     darts = torch.rand(self.count, generator=self.generator).double() * ends[-1]
     return torch.searchsorted(ends, darts, right=True).tolist()
-
-
-def in_pieces(self):
-    """Twenty at a time."""
-    count, found = self.count, []
-    while len(found) < count:
-        self.count = min(20, count - len(found))
-        found += ByKeys.without(self)
-    self.count = count
-    return found
 
 
 def redrawn(self):
@@ -339,7 +327,7 @@ LEFT = "in proportion to the weights that are left"
 WRONG_WEIGHTED = {
     "numpy's ints": (weighted(__iter__=lambda self: iter(np.array(list(ByKeys.__iter__(self))))), "num_samples ints"),
     "len of the weights": (weighted(__len__=lambda self: len(self.weights)), r"len\(\)"),
-    "squared weights": (of_changed_weights(lambda w: w**2), "with replacement: in proportion"),
+    "roots of the weights": (of_changed_weights(torch.sqrt), "with replacement: in proportion"),
     "a little for those of weight 0": (
         of_changed_weights(lambda w: w.masked_fill(w == 0, float(w.mean()) / 50)),
         "weight 0 is never drawn",
@@ -347,8 +335,7 @@ WRONG_WEIGHTED = {
     "walks for each draw": (weighted(with_replacement=walking), "less than a pass"),
     "sums in single precision": (weighted(with_replacement=single_precision_sums), "float64"),
     "darts in single precision": (weighted(with_replacement=single_precision_darts), "float64"),
-    "in pieces": (weighted(without=in_pieces), "no index comes twice"),
-    "replacement is ignored": (weighted(without=ByKeys.with_replacement), "no index comes twice"),
+    "replacement is ignored": (weighted(without=ByKeys.with_replacement), "what do you remember of a draw"),
     "unweighted without replacement": (weighted(without=unweighted), LEFT),
     "keys that underflow": (weighted(without=powers), LEFT),
     "draws again": (weighted(without=redrawn), "until the rarest index"),
@@ -476,10 +463,6 @@ def os_errors_only(self, shard, error):
     raise RuntimeError(f"{shard}: {error}") from error
 
 
-def reraised(self, shard, error):
-    raise error
-
-
 class NoIterableDataset:
     def __init__(self, shards, read, seed=0):
         self.shards = shards
@@ -505,7 +488,6 @@ WRONG_STREAM = {
     "an error without a name": (stream(failed=without_name), ERROR),
     "an error without its cause": (stream(failed=without_cause), ERROR),
     "errors of one class": (stream(failed=os_errors_only), ERROR),
-    "the error as it is": (stream(failed=reraised), ERROR),
 }
 
 # ---------------------------------------------------------------- resuming

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
-from shared.checks.words import Sample, derived, raises, samples, script, snapshot, unchanged
+from shared.checks.words import Sample, derived, raises, samples, script, unchanged
 from shared.device import pick_device
 
 # ---- 15-03.1
@@ -27,7 +27,6 @@ _GRID = {  # what is assigned: which demand that is for each place
     "a tensor": "set set set raise stay raise",
     "None": "set set set none none none",
     "zero": "set set set raise raise raise",
-    "a list": "set set set raise raise raise",
     "del": "del del - del del del",
 }
 _DEMANDS = {  # what is demanded, where to look, and the folded hint
@@ -48,35 +47,20 @@ def careful_module(trial: Trial, answer: Any) -> None:
     class Child(mini_module, nn.Module):
         """A module to the answer and to nn.Module."""
 
-    class Scale(nn.Parameter):
-        """A parameter of a derived class."""
-
-    class Labelled(Tensor):
-        """A tensor of a derived class."""
-
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
-        "a parameter": Scale(torch.randn(1)),
+        "a parameter": nn.Parameter(torch.randn(1)),
         "a module": Child(),
-        "a tensor": torch.randn(4).as_subclass(Labelled),
+        "a tensor": torch.randn(4),
         "None": None,
         "zero": 0,
-        "a list": [1],
     }
     texts = {id(value): text for text, value in new.items()}
 
     def made(base, place, value):
-        """A module that has the name fc in this place."""
-
-        class Made(base):
-            """Has a property `rate` that stores its value as the attribute fc."""
-
-            def _set_rate(self, value):
-                vars(self)["fc"] = value
-
-            rate = property(None, _set_rate)
-
-        module = Made()
+        """A module that has the name fc in this place, and a property `rate` that stores its value as fc."""
+        rate = property(None, lambda module, value: vars(module).update(fc=value))
+        module = type("Made", (base,), {"rate": rate})()
         if hasattr(module, place):
             getattr(module, place).update(fc=value, fc2=value)  # fc2 shows whether fc keeps its place in the table
         return module
@@ -114,14 +98,14 @@ _PREFIX = "_orig_mod."
 _RENAMED = {"self_attn.out_proj": "out", "norm1": "ln1", "norm2": "ln2", "linear1": "up", "linear2": "down"}
 
 
-def _checkpoint(channels=1, classes=4, grid=2, width=8, depth=2, dtype=torch.float64) -> dict[str, Tensor]:
+def _checkpoint(channels=1, classes=4, grid=2, depth=2, dtype=torch.float64) -> dict[str, Tensor]:
     """A compiled FusedViT's, with random numbers."""
     net = nn.Module()
-    net.patch = nn.Conv2d(channels, width, 4)
-    net.position = nn.Parameter(torch.empty(1, grid * grid, width))
-    net.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 2 * width) for _ in range(depth))
-    net.norm = nn.LayerNorm(width)
-    net.head = nn.Linear(width, classes)
+    net.patch = nn.Conv2d(channels, 8, 4)
+    net.position = nn.Parameter(torch.empty(1, grid * grid, 8))
+    net.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 4, 16) for _ in range(depth))
+    net.norm = nn.LayerNorm(8)
+    net.head = nn.Linear(8, classes)
     state = {_PREFIX + key: torch.randn(value.shape, dtype=dtype) for key, value in net.state_dict().items()}
     return {**state, f"{_PREFIX}steps": torch.tensor(1234)}
 
@@ -146,7 +130,7 @@ def _split(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _target(*args: int, **sizes: int) -> dict[str, Tensor]:
     """A SplitViT's."""
-    return _split(_checkpoint(*args, **sizes))
+    return _split(_checkpoint(*args, **sizes, dtype=torch.float32))
 
 
 def _convert(state: Mapping[str, Tensor], net_state: Mapping[str, Tensor], classes: Sequence[int]) -> dict[str, Tensor]:
@@ -159,10 +143,9 @@ def _convert(state: Mapping[str, Tensor], net_state: Mapping[str, Tensor], class
     if net_state["patch.weight"].shape[1] == 1:
         result["patch.weight"] = result["patch.weight"].sum(dim=1, keepdim=True)
     old, new = (round(tensor.shape[1] ** 0.5) for tensor in (result["position"], net_state["position"]))
-    kind = result["position"].dtype
-    image = result["position"].to(torch.promote_types(kind, torch.float32)).mT.unflatten(2, (old, old))
+    image = result["position"].mT.unflatten(2, (old, old))
     image = F.interpolate(image, size=(new, new), mode="bicubic", antialias=True)
-    result["position"] = image.flatten(2).mT.to(kind)
+    result["position"] = image.flatten(2).mT
     if wrong := [key for key in net_state if result[key].shape != net_state[key].shape]:
         raise ValueError(f"of another shape: {wrong}")
     return result
@@ -173,14 +156,13 @@ def convert(trial: Trial, answer: Any) -> None:
     """`convert(state, net_state, classes)` makes a SplitViT's state dict of a compiled FusedViT's checkpoint."""
     cases = [
         Sample("11 blocks, 12 classes", _checkpoint(3, 12, depth=11), _target(1, 5, depth=11), (7, 0, 11, 7, 3)),
-        Sample("one wide block", _checkpoint(4, depth=1, width=12), _target(depth=1, width=12), [3, 1, 0, 2]),
+        Sample("one block, four channels", _checkpoint(4, depth=1), _target(depth=1), [3, 1, 0, 2]),
         Sample("a finer grid", _checkpoint(grid=3), _target(classes=2, grid=5), [3, 0]),
         Sample("colour for colour, a coarser grid", _checkpoint(3, grid=5), _target(3, classes=1), [2]),
     ]
     same = partial(samples, trial, answer, _convert)
-    halves = Sample("bfloat16", _checkpoint(3, dtype=torch.bfloat16), _target(), range(4))
     with trial.group("has net_state's keys and shapes, and the checkpoint's dtype", hint="compare key by key", see=1):
-        same([*cases, halves], look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
+        same(cases, look=lambda result, *_: {k: (*result[k].shape, result[k].dtype) for k in result})
     for names, demand, hint, see in (
         (("blocks", "norm", "patch.bias"), "blocks have new names; query, key, value are split", "which is which?", 1),
         (("head",), "the head has the chosen classes, in order", "which rows of which tensors?", 2),
@@ -188,7 +170,10 @@ def convert(trial: Trial, answer: Any) -> None:
         (("position",), "positions are resized to net_state's grid", "what is that grid?", 2),
     ):
         with trial.group(demand, hint=hint, see=see):
-            same(cases, look=lambda result, *_, names=names: {k: result[k] for k in result if k.startswith(names)})
+            same(
+                cases,
+                look=lambda result, *_, names=names: {k: result[k].float() for k in result if k.startswith(names)},
+            )
     with trial.group("state, net_state and their tensors stay as they are", hint="what do you write into?"):
         same(cases, look=lambda result, state, net_state, _: [sorted(result), state, net_state])
 
@@ -197,17 +182,11 @@ def convert(trial: Trial, answer: Any) -> None:
 
     state = _checkpoint(3)
     with trial.group("a key that is left over raises ValueError with its name", hint="is it in report.left?", see=3):
-        for key in ("_orig_mod.blocks.0.steps", "ema", "norm.weight"):
-            refused({**state, key: torch.zeros(8)}, key.removeprefix(_PREFIX))
-        dotted = {key.replace("0.self_attn.out", "0.self_attn_out"): state[key] for key in state}
-        refused(dotted, "attn_out", "out.weight")
+        refused({**state, "_orig_mod.blocks.0.steps": torch.zeros(8)}, "blocks.0.steps")
+        refused({**state, "norm.weight": torch.zeros(8)}, "norm.weight")
         refused(_checkpoint(3, depth=3), "blocks.2.")
     with trial.group("a key that nothing fills raises ValueError with its name", hint="who raises first?", see=3):
-        for key, word in (
-            ("patch.bias", "patch.bias"),
-            ("position", "position"),
-            ("blocks.0.self_attn.in_proj_bias", "blocks.0.query.bias"),
-        ):
+        for key, word in (("patch.bias", "patch.bias"), ("blocks.0.self_attn.in_proj_bias", "blocks.0.query.bias")):
             refused({name: state[name] for name in state if name != _PREFIX + key}, word)
     with trial.group("a tensor of another shape raises ValueError with its name", hint="who compares?", see=3):
         refused(state, "patch.weight", channels=4)
@@ -221,7 +200,7 @@ class _Nested(nn.Module):
     """A leaf whose output is nested."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:
-        return {"a": x[:, :1], "b": [x, (x[0, 0], 3, None), []], "c": torch.max(x, dim=1), "d": {"e": "text"}}
+        return {"a": x[:, :1], "b": [x, (x[0, 0], 3, None)]}
 
 
 class _Net(nn.Module):
@@ -326,6 +305,8 @@ def summarize(trial: Trial, answer: Any) -> None:
     net = _Net()
     _needs_rows(trial, answer(net, x, extra), "name", "kind", "shapes", "parameters", "flops", "seconds")
     trial.equal("runs the model itself, once", len(net.calls), 1, hint="how often, and is it a copy?")
+    item = "runs in evaluation mode and records no graph"
+    trial.equal(item, {*net.calls}, {"evaluation, no graph"}, hint="which modules still train?", see=4)
     shared = Sample("a shared layer called twice", _Net(), x, extra=extra, twice=True)
     leaf = Sample("a model that is a leaf", nn.Conv2d(4, 6, (3, 2), groups=2), torch.randn(3, 4, 5, 4))
     for keys, demand, hint, see in (
@@ -352,31 +333,25 @@ def summarize(trial: Trial, answer: Any) -> None:
     for error, enabled in itertools.product((None, RuntimeError("too large"), KeyboardInterrupt()), (True, False)):
         net = _Net(error)
         net.frozen.register_forward_hook(lambda *_: None)
-        before = snapshot(net)
-        raised = None
-        with torch.set_grad_enabled(enabled):
+        case = f"a model that raises {error!r}, grad mode {enabled}"
+        item = "modes, hooks and autograd are as before, and an exception goes through"
+        with (
+            trial.group(item, hint="remember what, undo what?", see=4),
+            unchanged(trial, case, net),
+            torch.set_grad_enabled(enabled),
+        ):
+            raised = None
             try:
                 answer(net, x, extra)
             except (Exception, KeyboardInterrupt) as caught:
                 raised = caught
-            grad_mode = torch.is_grad_enabled()
-        case = f"a model that raises {error!r}, grad mode {enabled}"
-        with trial.group("runs in evaluation mode and records no graph", hint="which modules still train?", see=4):
-            trial.equal(case, {*net.calls}, {"evaluation, no graph"})
-        demand = "modes, hooks and autograd are as before, and an exception goes through"
-        with trial.group(demand, hint="remember what, undo what?", see=4):
             trial.that(case, raised is error, expected=repr(error), got=f"{raised!r}, another object")
-            trial.equal(case, snapshot(net), before)
-            trial.equal(f"autograd after {case}", grad_mode, enabled)
+            trial.equal(f"autograd after {case}", torch.is_grad_enabled(), enabled)
 
 
 # ---- 15-03.4
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
-
-
-class _Rescale(nn.LayerNorm):
-    """A norm by its class, and not by its name."""
 
 
 class _Tall(nn.Module):
@@ -391,9 +366,7 @@ class _Tall(nn.Module):
             {name: nn.ModuleDict({"fc": nn.Linear(2, 2), "norm": nn.LayerNorm((3, 2))}) for name in ("1", "3", "10")}
         )
         self.blocks["3"]["fc"] = self.blocks["1"]["fc"]
-        self.block = nn.GroupNorm(1, 2)
-        self.norms = nn.Sequential(_Rescale((2, 2)), nn.RMSNorm((3, 2)))
-        self.act = nn.ReLU()
+        self.norms = nn.Sequential(nn.LayerNorm((2, 2)), nn.RMSNorm((3, 2)))
         self.head = nn.Linear(2, 5)
         self.head.weight = self.embed.weight
 
@@ -425,11 +398,6 @@ def _holders(key: str, groups: list[dict[str, Any]], model: nn.Module, *_: Any) 
     return found
 
 
-def _counts(groups: list[dict[str, Any]], *_: Any) -> dict[str, int]:
-    """How many groups there are, and how many of them are empty."""
-    return {"groups": len(groups), "empty groups": sum(not group["params"] for group in groups)}
-
-
 @exercise("15-03.4", "Parameter groups", points=20, demands=5, stand_in=lambda: _groups, stand_in_name="ours")
 def param_groups(trial: Trial, answer: Any) -> None:
     """`param_groups(model, lr, weight_decay, layers, layer_decay)` gives groups for an optimizer."""
@@ -440,7 +408,7 @@ def param_groups(trial: Trial, answer: Any) -> None:
     ]
     names = [name for name, _ in _Tall().named_modules() if name]  # each under its first name, without the root
     layered = [
-        Sample(f"layers {layers}", _Tall(), 1e-5, 0.05, layers, *random.choice(((), (0.5,), (1.5,))))
+        Sample(f"layers {layers}", _Tall(), 1e-5, 0.05, layers, *random.choice(((), (0.5,))))
         for layers in (random.sample(names, count) for count in (1, 2, 3, 4, 5, 6, 7) * 3)
     ]
     half = nn.Sequential(nn.Linear(2, 2, bias=False).requires_grad_(False), nn.Linear(2, 2, bias=False))
@@ -454,12 +422,14 @@ def param_groups(trial: Trial, answer: Any) -> None:
     with trial.group("no decay for norms and below two dimensions", hint="who is spared, and by what?", see=1):
         same(plain, look=partial(_holders, "weight_decay"))
     with trial.group("no group is empty, no two have the same rate and decay", hint="what makes a group?", see=2):
-        same([frozen, *plain, *layered], look=_counts)
+        same(
+            [frozen, *plain, *layered],
+            look=lambda groups, *_: {"groups": len(groups), "empty": [group["params"] for group in groups].count([])},
+        )
     with trial.group("an unknown layer raises ValueError with its name", hint="when would nobody notice?"):
-        for layer in ("blocks.2", "bloc", "head.weight", "nowhere"):
+        for layer in ("bloc", "head.weight"):
             asked = ["stem", layer, "head"]
-            model = _Tall().requires_grad_(layer != "nowhere")  # in the last case all is frozen
-            raises(trial, f"layers {asked}", partial(answer, model, 0.1, 0.05, asked, 0.5), ValueError, layer)
+            raises(trial, f"layers {asked}", partial(answer, _Tall(), 0.1, 0.05, asked, 0.5), ValueError, layer)
 
 
 # ---- 15-03.5
@@ -541,7 +511,6 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
         "40 rows": rows,
         "a permuted view": torch.randn(3, 8, 6).permute(2, 1, 0),
         "one row": rows[:1],
-        "far from 0": 1000 + 0.1 * torch.randn(512, 3),
         "deviations of 0.9e-4, 1.1e-4, 40": torch.tensor([[1.0], [-1.0]]) @ torch.tensor([[0.9e-4, 1.1e-4, 40.0]]),
     }
     axes = 2 * torch.eye(3)
@@ -551,15 +520,13 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     fresh = [Sample("float64", rows[:5].double()), Sample("no matrix", torch.randn(2, 5, 4, device=pick_device()))]
     with trial.group("becomes a NormLinear of the input's dtype, in place", hint="what does an optimizer hold?", see=3):
         same(fresh, "form")
-    with trial.group("direction is drawn from a normal distribution", hint="with which deviation?"):
-        drawn = _start(answer, torch.randn(3, 13_000))["direction"].detach() / 0.05
-        # 4.55 % of a normal distribution lie beyond two deviations; 0.026 is five standard errors of 39,000 numbers.
-        found = torch.stack([drawn.mean(), drawn.std(), (drawn.abs() > 2).float().mean()])
-        trial.close("mean, deviation, share beyond two", found, torch.tensor([0.0, 1.0, 0.0455]), rtol=0.0, atol=0.026)
+    with trial.group("direction is drawn with deviation 0.05", hint="how large are its numbers?"):
+        drawn = _start(answer, torch.randn(3, 13_000))["direction"].detach()
+        found = torch.stack([drawn.mean(), drawn.std()])
+        trial.close("mean and deviation", found, torch.tensor([0.0, 0.05]), rtol=0.0, atol=0.0015)
     with trial.group("what was loaded is kept", hint="who is asked, and when?", see=1):
         same([length], "direction", "length")
         same([bias], "direction", "bias")
-        same([Sample("all three", rows, direction=axes, length=rows[0], bias=rows[1])], *_NAMES)
     hint = "over which dimensions, divided by what, and in which order?"
     with trial.group("length gives each output deviation 1 over the first batch", hint=hint, see=2):
         same([*aligned, bias], "length")
