@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -19,20 +19,19 @@ from shared.checks.trial import Trial
 from shared.checks.words import unchanged
 from shared.histories import read_history
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
-Case = tuple[str, tuple]  # what is told of it, and the arguments
-
-
-def _entries(trial: Trial, answer: Any, reference: Any, cases: Sequence[Case], key: str, **room: float) -> None:
-    """The answer's dictionaries must have the reference's entry of this name."""
+def _entries(
+    trial: Trial, answer: Any, reference: Any, cases: Sequence[tuple[str, tuple]], key: str, **room: float
+) -> None:
+    """Of each (name, arguments), the answer's dictionary must have the reference's entry `key`."""
     for told, arguments in cases:
         got = answer(*arguments)
         trial.returned(told, got, f"a dictionary with {key!r}")
-        has = isinstance(got, Mapping) and key in got
-        got = got[key] if has else f"no dictionary with {key!r}: a {type(got).__name__}"
-        trial.close(told, got, reference(*arguments)[key], **room)
+        found = got.get(key) if isinstance(got, Mapping) else None
+        found = f"no dictionary with {key!r}" if found is None else found
+        trial.close(told, found, reference(*arguments)[key], **room)
 
 
 # ---- 15-07.1
@@ -52,59 +51,39 @@ def _fixed_bytes(model: nn.Module, optimizer: str) -> dict[str, int]:
     return {**sizes, "gradients": gradients, "optimizer": state}
 
 
-class _Tensors(nn.Module):
-    """A module that holds these parameters (the second one frozen) and these buffers."""
-
-    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor] = (), lasting: bool = True) -> None:
-        super().__init__()
-        for n, tensor in enumerate(parameters):
-            self.register_parameter(f"p{n}", nn.Parameter(tensor, tensor.is_floating_point() and n != 1))
-        for n, tensor in enumerate(buffers):
-            self.register_buffer(f"b{n}", tensor, persistent=lasting)
-        self.register_parameter("none", None)
-        self.register_buffer("nothing", None)
+def _with_buffers(*buffers: Tensor, saved: bool = True) -> nn.Module:
+    module = nn.Module()
+    for number, buffer in enumerate(buffers):
+        module.register_buffer(f"b{number}", buffer, persistent=saved)
+    return module
 
 
 def _models() -> dict[str, nn.Module]:
     """What an estimate may stumble over → a model that has it."""
     tied = nn.Sequential(nn.Embedding(50, 10), nn.Linear(10, 50, bias=False))
     tied[1].weight = tied[0].weight
-    shared = nn.Sequential(_Tensors([], [torch.ones(300)]), _Tensors([], [torch.ones(2)]))
-    shared[1].b0 = shared[0].b0
-    stale = nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 4))
-    stale(torch.ones(1, 20)).sum().backward()
-    stale[0].requires_grad_(False)
-    kinds = {torch.float64: 300, torch.float16: 700, torch.int8: 700, torch.bool: 9}
-    mixed = [torch.ones(n, dtype=kind) for kind, n in kinds.items()]
+    shared = torch.ones(300)
     return {
-        "tensors around 512 bytes": _Tensors([torch.ones(n) for n in (129, 128, 127, 1)]),
-        "buffers around 512 bytes": _Tensors([], [torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1025)]),
-        "tensors without elements": _Tensors([torch.ones(0), torch.ones(4, 0), torch.ones(5)], [torch.ones(0)]),
+        "parameters around 512 bytes": nn.ParameterList([torch.ones(n) for n in (129, 128, 127, 1)]),
+        "buffers around 512 bytes": _with_buffers(*(torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1025))),
         "batch norm in evaluation mode": nn.Sequential(nn.Conv2d(3, 200, 1), nn.BatchNorm2d(200)).eval(),
-        "buffers that are not saved": _Tensors([torch.ones(3)], [torch.ones(200), torch.ones(600)], lasting=False),
-        "a buffer in two modules": shared,
+        "buffers that are not saved": _with_buffers(torch.ones(200), torch.ones(600), saved=False),
+        "a buffer in two modules": nn.Sequential(_with_buffers(shared), _with_buffers(shared)),
         "some parameters frozen": nn.Sequential(nn.Linear(10, 10).requires_grad_(False), nn.Linear(10, 7)),
         "a tied parameter": tied,
         "bfloat16": nn.Linear(10, 1000, dtype=torch.bfloat16),
-        "several dtypes": _Tensors(mixed, mixed),
-        "modules in modules in modules": nn.Sequential(nn.Sequential(nn.Sequential(_Tensors(mixed, mixed)))),
-        "frozen after it got a gradient": stale,
         "10 GB on the meta device": nn.Linear(50_000, 50_000, device="meta"),
     }
 
 
 def _shapes(model: nn.Module) -> str:
-    """The model on paper: the name, shape and dtype of each tensor, which ones are frozen, and which are the same."""
+    """The model on paper."""
     lines = []
     for kind in ("parameters", "buffers"):
-        names: dict[Tensor, list[str]] = {}
-        for name, tensor in getattr(model, f"named_{kind}")(remove_duplicate=False):
-            names.setdefault(tensor, []).append(name)
         told = []
-        for tensor, same in names.items():
+        for name, tensor in getattr(model, f"named_{kind}")(remove_duplicate=False):
             frozen = " frozen" if kind == "parameters" and not tensor.requires_grad else ""
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            told.append(f"{' = '.join(same)} {tuple(tensor.shape)} {dtype}{frozen}")
+            told.append(f"{name} {tuple(tensor.shape)} {tensor.dtype}{frozen}")
         lines.append(f"{kind}: {', '.join(told) or 'none'}")
     return "\n".join(lines)
 
@@ -148,19 +127,15 @@ def fixed_bytes(trial: Trial, answer: Any) -> None:
             _entries(trial, answer, _fixed_bytes, cases, key)
     hint = "what do shapes and dtypes tell alone?"
     with trial.group("nothing is computed, and the model stays as it is", hint=hint, free=True):
-        for name, model in _models().items():  # new ones, that no answer has changed yet
-            tensors = [*model.parameters(), *model.buffers()]
-            grads = [t.grad is None for t in tensors]
-            kept = [] if "meta" in name else [model]  # a meta tensor has nothing to compare
-            with unchanged(trial, name, *kept, *map(vars, tensors)), _Computed(tensors) as computed:
+        for name, model in list(_models().items())[:-1]:  # new ones; on the meta device nothing is computed
+            with unchanged(trial, name, model), _Computed([*model.parameters(), *model.buffers()]) as computed:
                 answer(model, "adam")
             trial.equal(f"operators on tensors of the model; {name}", computed.operators, [])
-            trial.equal(f"tensors without a gradient; {name}", [t.grad is None for t in tensors], grads)
 
 
 # ---- 15-07.2
 
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": MIB, "GiB": GIB}
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30}
 _USED, _FREE, _PENDING = "active_allocated", "inactive", "active_pending_free"
 
 
@@ -189,24 +164,12 @@ def _post_mortem(message: str, snapshot: dict) -> dict[str, Any]:
 
 
 def _segment(gpu: int, *parts: tuple[int, str]) -> dict:
-    """A segment; as in a real one, a block is larger than what was requested of it."""
-    blocks = [{"size": size, "requested_size": max(0, size - 9), "state": state} for size, state in parts]
+    blocks = [{"size": size, "state": state} for size, state in parts]
     return {"device": gpu, "total_size": sum(size for size, _ in parts), "blocks": blocks}
 
 
-def _verdict_cases() -> Iterator[Case]:
-    """At each threshold and a MiB beside it, in halves of a GiB on a GPU of 4 GiB."""
-    for asked, free, used, cached in itertools.product((1, 2, 3, 6), (0, 1, 2, 3), (0, 2, 5, 6), (0, 1, 2, 4)):
-        for less in (0, 1):
-            message = _message(0, f"{512 * asked - less:.2f} MiB", "4.00 GiB", f"{free / 2:.2f} GiB")
-            parts = [(used, _USED), (cached // 2, _PENDING), (cached - cached // 2, _FREE)]
-            segments = [_segment(0, (512 * MIB * halves, state)) for halves, state in parts if halves]
-            told = f"{message[20:110]}…, allocated {used / 2} GiB, the rest of reserved {cached / 2} GiB"
-            yield told, (message, {"segments": segments})
-
-
 @exercise(
-    "15-07.2", "The post-mortem of an OOM", points=20, demands=11, stand_in=lambda: _post_mortem, stand_in_name="ours"
+    "15-07.2", "The post-mortem of an OOM", points=20, demands=10, stand_in=lambda: _post_mortem, stand_in_name="ours"
 )
 def post_mortem(trial: Trial, answer: Any) -> None:
     """`answer(message, snapshot)` is a dictionary of bytes and a verdict."""
@@ -216,36 +179,39 @@ def post_mortem(trial: Trial, answer: Any) -> None:
         unit = dice.choice(list(_UNITS))
         return f"{dice.randint(0, 1024)} bytes" if unit == "bytes" else f"{dice.randint(101, 102_400) / 100:.2f} {unit}"
 
-    cases, mixed = [], []
-    for _ in range(60):
+    cases = []
+    for _ in range(40):
         gpu = dice.choice([0, 1, 7, 10, 15])
-        message, mine = _message(gpu, size(), size(), size()), []
+        segments = [_segment(gpu + 1, (3 * MIB, _USED), (2**38, _FREE))]
         for shape in dice.choices(["fuf", "ufuu", "u", "f", "fu", "uf", "fufuf"], k=dice.choice((0, 1, 1, 2, 3, 6))):
             states = [_FREE if letter == "f" else dice.choice((_USED, _USED, _PENDING)) for letter in shape]
-            mine.append(_segment(gpu, *((512 * dice.randint(1, 10**6), state) for state in states)))
-        told = [[f"{block['state']} {block['size']}" for block in segment["blocks"]] for segment in mine]
-        cases.append((f"{message[20:110]}…; segments {told}", (message, {"segments": mine})))
-        other = dice.choice([number for number in (0, 1, 5, 10, 11) if number != gpu])
-        theirs = _segment(other, (3 * MIB, _USED), (2**38, _FREE), (512, _USED))
-        mixed.append((f"GPU {gpu}, with segments of GPU {other} as well", {"segments": [theirs, *mine, theirs]}))
+            segments.append(_segment(gpu, *((512 * dice.randint(1, 10**6), state) for state in states)))
+        message = _message(gpu, size(), size(), size())
+        told = [f"GPU {s['device']}: {[(b['state'], b['size']) for b in s['blocks']]}" for s in segments]
+        cases.append((f"{message[20:110]}…; segments {', '.join(told)}", (message, {"segments": segments})))
     words = "look at the number, its unit and the words around it"
     for key, hint, see in (
         ("requested", words, 1),
         ("capacity", words, 1),
         ("free", words, 1),
-        ("allocated", "which of these blocks count, and which of their numbers?", 2),
+        ("allocated", "which of these blocks count, and on which GPU?", 2),
         ("reserved", "what is reserved of the driver, blocks or segments?", None),
         ("largest_hole", "which of these blocks are free, which is the largest, and what if there is none?", 2),
     ):
         with trial.group(key, hint=hint, see=see):
             _entries(trial, answer, _post_mortem, cases, key, rtol=0.0, atol=0.99)
-    with trial.group("only the GPU of the message counts", hint="whose segments are these?", free=True):
-        for (told, snapshot), (_, (message, alone)) in zip(mixed, cases, strict=True):
-            trial.equal(told, answer(message, snapshot), answer(message, alone))
-    rows = [(_post_mortem(*arguments)["verdict"], (told, arguments)) for told, arguments in _verdict_cases()]
+    rows = []
+    for asked, free, used, cached in itertools.product((1, 3, 6), (0, 1, 3), (0, 2, 5), (0, 1, 4)):  # halves of a GiB
+        for less in (0, 1):  # at each threshold, and a MiB beside it
+            message = _message(0, f"{512 * asked - less:.2f} MiB", "4.00 GiB", f"{free / 2:.2f} GiB")
+            parts = [(used, _USED), (cached // 2, _PENDING), (cached - cached // 2, _FREE)]
+            segments = [_segment(0, (512 * MIB * halves, state)) for halves, state in parts if halves]
+            told = f"{message[20:110]}…, allocated {used / 2} GiB, the rest of reserved {cached / 2} GiB"
+            rows.append((told, (message, {"segments": segments})))
     for verdict in ("capped", "does not fit", "fragmented", "held elsewhere"):
+        some = [(told, case) for told, case in rows if _post_mortem(*case)["verdict"] == verdict]
         with trial.group(f"verdict {verdict!r}", hint="try the conditions on these numbers, in their order"):
-            _entries(trial, answer, _post_mortem, [case for found, case in rows if found == verdict], "verdict")
+            _entries(trial, answer, _post_mortem, some, "verdict")
 
 
 # ---- 15-07.3
@@ -265,33 +231,28 @@ def _matmul_cost(m: int, k: int, n: int, tile: int, itemsize: int, peak: float, 
 
 
 @exercise(
-    "15-07.3", "A matmul on the roofline", points=15, demands=6, stand_in=lambda: _matmul_cost, stand_in_name="ours"
+    "15-07.3", "A matmul on the roofline", points=15, demands=5, stand_in=lambda: _matmul_cost, stand_in_name="ours"
 )
 def matmul_cost(trial: Trial, answer: Any) -> None:
     """`answer(m, k, n, tile, itemsize, peak, bandwidth)` is a dictionary: flops, bytes, intensity, seconds, limit."""
     dice = random.Random(5)
     shapes = [(1, 1, 1, 1), (8, 8, 8, 16), (1, 64, 64, 16), (64, 64, 1, 16), (64, 1, 64, 16), (16, 12, 40, 8)]
-    shapes += [(*(dice.randint(1, 90) for _ in range(3)), dice.choice((1, 3, 8, 16, 100))) for _ in range(30)]
+    shapes += [(*(dice.randint(1, 90) for _ in range(3)), dice.choice((1, 3, 8, 16, 100))) for _ in range(15)]
     cases = [(*s, dice.choice((1, 2, 4, 8)), 10.0 ** dice.randint(0, 5), 10.0 ** dice.randint(0, 4)) for s in shapes]
-    cases += [(*shape, 2, 989e12, 3.35e12) for shape in shapes[:6]]  # a real device: seconds are small numbers
     for case in list(cases):  # as long for the arithmetic as for the bytes, and a little longer for either
         flops, moved = (_matmul_cost(*case)[key] for key in ("flops", "bytes"))
-        near = [flops * by for by in (1, 1 + 2**-20, 1 - 2**-20)]
-        cases += [(*case[:5], peak, moved) for peak in near if peak / moved * moved == peak]
+        near = (1, 1 + 2**-20, 1 - 2**-20) if flops / moved * moved == flops else ()
+        cases += [(*case[:5], flops * by, moved) for by in near]
     rows = [(f"matmul_cost{case}", case) for case in cases]
-    limits = {
-        limit: [row for row in rows if _matmul_cost(*row[1])["limit"] == limit] for limit in ("bytes", "arithmetic")
-    }
-    for demand, some, hint, see in (
-        ("flops", rows, "how many multiplications and additions are there?", None),
-        ("bytes", rows, "how often is each matrix read or written in this case?", 1),
-        ("intensity", rows, "what is divided by what?", None),
-        ("seconds", rows, "how long do the arithmetic and the bytes take in this case?", 2),
-        ("limit 'bytes'", limits["bytes"], "which takes longer in this case?", None),
-        ("limit 'arithmetic'", limits["arithmetic"], "which takes longer? and what if neither does?", None),
+    for key, hint, see in (
+        ("flops", "how many multiplications and additions are there?", None),
+        ("bytes", "how often is each matrix read or written in this case?", 1),
+        ("intensity", "what is divided by what?", None),
+        ("seconds", "how long do the arithmetic and the bytes take in this case?", 2),
+        ("limit", "which takes longer in this case? and what if neither does?", None),
     ):
-        with trial.group(demand, hint=hint, see=see):
-            _entries(trial, answer, _matmul_cost, some, demand.split()[0], rtol=1e-9, atol=0.0)
+        with trial.group(key, hint=hint, see=see):
+            _entries(trial, answer, _matmul_cost, rows, key, rtol=1e-9, atol=0.0)
 
 
 # ---- 15-07.4
@@ -312,8 +273,7 @@ class _Waits(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
         masked = any(isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_leaves(args[1:]))
-        given = [*args[1:], *(kwargs or {}).values()]
-        moved = name == "to" and any(str(x) == "cpu" for x in given if not isinstance(x, Tensor))
+        moved = name == "to" and any(str(x) == "cpu" for x in args[1:] if not isinstance(x, Tensor))
         if name in _WAITS.split() or moved or (name == "__getitem__" and masked):
             self.found.append((name, self.batches))
         return func(*args, **(kwargs or {}))
@@ -344,7 +304,6 @@ def wait_free(trial: Trial, answer: Any) -> None:
         ("batches of 5, 3, 1 and 9", _batches([5, 3, 1, 9])),
         ("one batch", _batches([7])),
         ("20 batches", _batches([6, 2] * 10)),
-        ("the worst image in the first batch", [(torch.tensor([[9.0, 0, 0, 0]]), torch.tensor([1])), *_batches([4])]),
         ("no image misclassified", _batches([4, 3], wrong=0.0)),
         ("all images misclassified", _batches([4, 3], wrong=1.0)),
     ]
@@ -403,22 +362,17 @@ def _times(ops: Sequence[Any], took: Mapping[str, float], engines: bool = True) 
 def prefetch_schedule(trial: Trial, answer: Any) -> None:
     """`answer(batches, copy, compute, depth)` is a list of Ops that overlap without a race."""
     dice = random.Random(6)
-    cases = [(1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (4, 0.0, 2.0, 2)]
-    cases += [(4, 2.0, 0.0, 2), (12, 1.0, 1.0, 7)]
-    for _ in range(30):
+    cases = [(1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (12, 1.0, 1.0, 7)]
+    for _ in range(20):
         copy, compute = dice.choice([0.5, 1.0, 2.0, 2.75]), dice.choice([0.5, 1.0, 2.0, 4.25])
         cases.append((dice.randint(2, 9), copy, compute, dice.randint(1, 4)))
     rows = [(f"prefetch_schedule{case}", *case) for case in cases]
     with trial.group("a copy and a compute for each batch, each with its engine and seconds", hint="print the list"):
         for text, *case in rows:
-            ops = trial.call(text, lambda case=case: answer(*case))
-            fields = [[op.name, op.engine, op.seconds] if hasattr(op, "name") else f"no Op: {op!r}" for op in ops]
-            wanted = sorted([op.name, op.engine, op.seconds] for op in _prefetch(*case))
-            trial.equal(
-                f"type and ops of {text}",
-                [type(ops).__name__, sorted(fields, key=str)],
-                ["list", sorted(wanted, key=str)],
-            )
+            ops = answer(*case)
+            trial.equal(f"type of {text}", type(ops).__name__, "list")
+            wanted = sorted((op.name, op.engine, op.seconds) for op in _prefetch(*case))
+            trial.equal(f"ops of {text}", sorted((op.name, op.engine, op.seconds) for op in ops), wanted)
     with trial.group("an op waits for earlier ones only", hint="what does this op wait for, and where does it stand?"):
         for text, *case in rows:
             ops = answer(*case)
@@ -428,8 +382,7 @@ def prefetch_schedule(trial: Trial, answer: Any) -> None:
     runs = []  # each case with durations as they were said, and with others
     for text, batches, copy, compute, depth in rows:
         usual = {f"{kind} {k}": s for kind, s in (("copy", copy), ("compute", compute)) for k in range(batches)}
-        slow = [dict.fromkeys(dice.sample(sorted(usual), dice.randint(1, 2)), 99.0) for _ in range(4)]
-        for change in [{}, *({name: 99.0} for name in usual), *slow, {name: dice.random() for name in usual}]:
+        for change in [{}, *({name: 99.0} for name in usual), {name: dice.random() for name in usual}]:
             told = f"{text}, where these take longer: {change}" if change else text
             runs.append((told, batches, copy, compute, depth, usual | change))
     for demand, first, second, hint in (
@@ -464,17 +417,17 @@ def _lives(name: str, first: int, last: int) -> list[Life]:
     for time, event in enumerate(read_history(name)["trace"][first:last]):
         if event["action"] == "alloc":
             number_at[event["addr"]] = len(found)
-            found.append([time, last - first, max(512, -(-event["size"] // 512) * 512)])
+            found.append([time, last - first, -(-event["size"] // 512) * 512])
         elif event["action"] == "free_completed" and event["addr"] in number_at:
             found[number_at.pop(event["addr"])][1] = time
     return [(birth, death, size) for birth, death, size in found]
 
 
-@exercise("15-07.6", "Stretch: plan the addresses of a step", points=20, demands=4)
+@exercise("15-07.6", "Stretch: plan the addresses of a step", points=20, demands=3)
 def plan(trial: Trial, answer: Any) -> None:
     """`answer(tensors)` is a list of offsets at which tensors that are there together share no byte."""
     dice = random.Random(6)
-    lives: list[list[Life]] = [[], [(5, 9, 1024), (0, 5, 512)], [(0, 5, 512), (4, 9, 1024)], [(0, 9, 512), (4, 5, 512)]]
+    lives: list[list[Life]] = [[(5, 9, 1024), (0, 5, 512)], [(0, 5, 512), (4, 9, 1024)], [(0, 9, 512), (4, 5, 512)]]
     for count in (1, 2, 3, 5, 9, 20, 40) * 5:
         births = [dice.randrange(2 * count) for _ in range(count)]
         ends = [birth + dice.choice((1, 2, dice.randint(1, count), 3 * count)) for birth in births]
@@ -484,7 +437,7 @@ def plan(trial: Trial, answer: Any) -> None:
     hint = "compare what you return with the task: its type, its length, each offset"
     with trial.group("a list of ints, multiples of 512, one for each tensor", hint=hint, free=True):
         for text, tensors in cases:
-            got = trial.call(text, lambda tensors=tensors: answer(list(tensors)))
+            got = answer(list(tensors))
             trial.equal(f"type and length of {text}", [type(got).__name__, len(got)], ["list", len(tensors)])
             wrong = [offset for offset in got if not isinstance(offset, Integral) or offset < 0 or offset % 512]
             trial.equal(f"offsets that are no such ints, {text}", wrong, [])
@@ -497,10 +450,6 @@ def plan(trial: Trial, answer: Any) -> None:
                 apart = p + one[2] <= q or q + other[2] <= p
                 got = f"bytes {p} to {p + one[2]} and {q} to {q + other[2]}"
                 trial.that(text, apart or not together, expected=f"{one} and {other} apart", got=got)
-    with trial.group("tensors stays as it is", hint="which of your lines changes the list that was given?", free=True):
-        for text, tensors in cases:
-            with unchanged(trial, text, given := list(tensors)):
-                answer(given)
     pieces = [("inference", 0, 240), ("inference", 500, 980), ("training", 2400, 3000)]
     hint = "which bytes does your plan leave unused, and what of another order?"
     with trial.group("an arena at most 6% longer than it must be", hint=hint, see=2):
