@@ -291,6 +291,17 @@ def test_clean_all_removes_only_what_it_made(root):
     assert not (root / ".venv").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="venv makes no links on Windows")
+def test_a_link_in_the_environment_is_removed_and_not_followed(root, tmp_path_factory):
+    """On Linux venv makes one, lib64."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "kept"
+    elsewhere.touch()
+    ensure(root, Fakes())
+    (root / ".venv/lib64").symlink_to(elsewhere.parent)
+    assert Environment(root).remove()
+    assert elsewhere.exists()
+
+
 def test_two_at_once_install_once(root):
     fakes = Fakes()
 

@@ -363,6 +363,26 @@ def test_a_fault_of_the_grader_stops_no_other(tmp_path, here, monkeypatch):
     assert "1/1  ada" in here(tmp_path / "in")[1], "what was no verdict isn't kept"
 
 
+def test_what_is_kept_is_what_was_judged_whatever_an_answer_has_written_there(tmp_path, here, monkeypatch):
+    """It can where its process isn't sealed."""
+    kept = tmp_path / "grades" / ".graded"
+    hand_in(tmp_path / "in", ada=FALSE, bo=RIGHT[CELL])
+
+    def meddling(submission, **options):
+        if FALSE in submission.answers.values():
+            return Graded(TOPIC, (GradedExercise(NUMBER, "ada's", 15, status="failed"),))
+        while not (results := list(kept.glob("*.json"))):
+            time.sleep(0.01)
+        results[0].write_text(results[0].read_text().replace('"points": 0', '"points": 15'))
+        return Graded(TOPIC, (GradedExercise(NUMBER, "bo's", 15, 15),))
+
+    monkeypatch.setattr(grade, "grade", meddling)
+    here(tmp_path / "in", "--jobs", 2)
+    here(tmp_path / "in")
+    points = {student: rows[NUMBER]["points"] for student, rows in rows_of(tmp_path / "grades").items()}
+    assert points == {"ada": "0", "bo": "15"}
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_an_interrupted_batch_goes_on_where_it_was(tmp_path, here):
     source, kept = tmp_path / "in", tmp_path / "grades" / ".graded"

@@ -450,11 +450,13 @@ def test_folders_of_killed_kernels_are_swept(tmp_path, monkeypatch):
         gone.wait(60)
     prefix = f"launch-{platform.node()}-"
     left, living, other = f"{prefix}{gone.pid}-abc", f"{prefix}{os.getpid()}-def", f"launch-elsewhere-{gone.pid}-ghi"
-    for name in (left, living, other):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "call").touch()
-    launch(os.getpid, 1, backend="gloo")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living, other])
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as kernel:
+        neighbour = f"{prefix}{kernel.pid}-jkl"  # another notebook's
+        for name in (left, living, other, neighbour):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "call").touch()
+        launch(os.getpid, 1, backend="gloo")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living, other, neighbour])
 
 
 # ---------------------------------------------------------------- again and again

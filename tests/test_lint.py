@@ -772,13 +772,13 @@ def test_bad_syllabus_is_a_finding(monkeypatch, capsys):
     assert "key 'owns' is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False)])
-def test_ruff_decides_too(monkeypatch, tmp_path, status, expected):
-    calls = []
+@pytest.mark.parametrize(("statuses", "expected"), [((0, 0), True), ((1, 0), False), ((0, 1), False)])
+def test_ruff_decides_too(monkeypatch, tmp_path, statuses, expected):
+    calls, left = [], list(statuses)
     monkeypatch.setattr(
         lint.subprocess,
         "run",
-        lambda command, **_: calls.append(command[2:]) or lint.subprocess.CompletedProcess(command, status),
+        lambda command, **_: calls.append(command[2:]) or lint.subprocess.CompletedProcess(command, left.pop(0)),
     )
     assert lint.run_ruff(tmp_path) is expected
     assert calls == [["ruff", "check", "."], ["ruff", "format", "--check", "."]]
