@@ -341,7 +341,7 @@ WRONG_RECORDER = {
                 "        self.handles.append(modules[self.names[0]].register_forward_hook(lambda *_: None))\n" + _LOOK,
             )
         ),
-        "afterwards, after entering with the name",
+        "after entering with the name",
     ),
     "never to the CPU": (recorder((".cpu()", "")), "on the CPU"),
 }
