@@ -13,7 +13,13 @@ from course.lesson_code import answers, definitions
 from shared.checks import topic_15_09 as check
 
 GIVEN = definitions(
-    "15-09", "projection", "projection-gradcheck", "numerical-jacobian", "analytical-jacobian", "gradcheck"
+    "15-09",
+    "projection",
+    "projection-gradcheck",
+    "numerical-jacobian",
+    "analytical-jacobian",
+    "gradcheck-result",
+    "gradcheck",
 )
 ANSWERS = answers("15-09", given=GIVEN)
 STUBS = answers("15-09", edit=student_source, given=GIVEN)
