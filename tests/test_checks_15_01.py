@@ -140,7 +140,7 @@ _BACK = "return grad_output * sigmoid * (1 + x * (1 - sigmoid))"
 _SIGMOID = "        sigmoid = torch.sigmoid(x)\n"
 _UNPACK = "(x,) = ctx.saved_tensors"
 WRONG_SWISH = {
-    "a function": (F.silu, "autograd Function"),
+    "a function": (F.silu, "derived from Function"),
     "value overflows": (swish((_VALUE, "return x * torch.exp(x) / (1 + torch.exp(x))")), "value is x[\\s\\S]*Hint 3"),
     "value cut off": (
         swish((_VALUE, "return torch.where(x > 20, x, torch.where(x < -20, 0 * x, x * torch.sigmoid(x)))")),
@@ -226,7 +226,7 @@ _ROUND = "torch.round((x.clamp(-1, 1) + 1) / 2 * steps)"
 _INSIDE = "ctx.save_for_backward(x.abs() <= 1)"
 _WHERE = "torch.where(inside, grad_output, 0)"
 WRONG_QUANTISE = {
-    "a function": (lambda x, levels: x, "autograd Function"),
+    "a function": (lambda x, levels: x, "derived from Function"),
     "clamps in place": (quantise(("x.clamp(-1, 1)", "x.clamp_(-1, 1)")), "x stays as it is"),
     "rounds down": (quantise((_ROUND, _ROUND.replace("round", "floor"))), "nearest level"),
     "in float32": (
@@ -245,9 +245,7 @@ WRONG_QUANTISE = {
     "open interval": (quantise(("x.abs() <= 1", "x.abs() < 1")), "gradient is grad_output where"),
     "multiplied by the mask": (quantise((_WHERE, "grad_output * inside")), "nan[\\s\\S]*an infinite grad_output"),
     "writes into grad_output": (
-        quantise(
-            (_WHERE, "grad_output.clone() if 0 in grad_output.stride() else grad_output.masked_fill_(~inside, 0)")
-        ),
+        quantise((_WHERE, "grad_output.masked_fill_(~inside, 0)")),
         "grad_output stays",
     ),
     "keeps x": (
@@ -318,7 +316,7 @@ WRONG_RECORDER = {
     "hooks stay": (recorder((_EXIT, "")), "hooks are gone"),
     "hooks stay after an exception": (
         recorder((_EXIT, "        if exception[0] is not None:\n            return\n" + _EXIT)),
-        "after an exception",
+        "hooks are gone[\\s\\S]*ValueError",
     ),
     "clears everybody's hooks": (
         recorder((_EXIT, "        for module in self.model.modules():\n            module._forward_hooks.clear()\n")),
@@ -413,7 +411,7 @@ WRONG_NORMS = {
     ),
     "of the mean loss": (norms((', reduction="sum"', "")), "own gradient[\\s\\S]*loss whole"),
     "without biases": (norms(("layer.bias is not None", "False")), "own gradient"),
-    "with a graph": (norms((_RETURN, _RETURN + " + 0 * loss")), "is detached"),
+    "with a graph": (norms((_RETURN, _RETURN + " + 0 * loss")), "False in entry 'graph'"),
     "the model twice": (norms(("        loss =", "        model(x)\n        loss =")), "calls the model once"),
     "many backwards": (many_backwards, "runs one backward"),
     "backward": (norms((_GRAD, "loss.backward()")), ".grad is what it was"),

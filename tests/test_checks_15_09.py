@@ -208,18 +208,7 @@ WRONG_FUNCTION = {
             ("ctx.save_for_backward(x, s)", "ctx.x, ctx.s = x, s"),
             ("x, s = ctx.saved_tensors", "x, s = ctx.x, ctx.s"),
         ),
-        "held otherwise",
-    ),
-    "in a function on ctx": (
-        variant(
-            "function",
-            (
-                "return s * torch.tanh(x / s)",
-                "t = torch.tanh(x / s)\n        ctx.tanh = lambda: t\n        return s * t",
-            ),
-            ("t = torch.tanh(x / wide)", "t = ctx.tanh()"),
-        ),
-        "held otherwise",
+        "tensors on ctx itself",
     ),
 }
 
@@ -431,10 +420,6 @@ WRONG_GROWTH = {
         "confusion_5: the counts",
     ),
     "always on the CPU": (growth((", device=logits.device", "")), "confusion_5: Python reads no value"),
-    "a boolean mask": (
-        growth((f"    return {_BIN}", f"    pairs[pairs >= 0] = pairs.clone()\n    return {_BIN}")),
-        "confusion_5: Python reads no value",
-    ),
     "bincount": (
         growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
         "confusion_5: Python reads no value",
@@ -530,29 +515,9 @@ WRONG_PAIR = {
         "trains in training mode, measures",
     ),
     "gradients pile up": (pair(("            optimizer.zero_grad()\n", "")), "the training is that of the script"),
-    "in place, put back": (
-        pair(
-            (_STANDARD, "    kept = images.clone()\n    images -= mean\n    images /= std\n    standard = images\n"),
-            ("    return accuracies", "    images.copy_(kept)\n    return accuracies"),
-        ),
-        "images and labels stay[\\s\\S]*changed at a call",
-    ),
-    "old gradients": (
-        pair(
-            ("            optimizer.zero_grad()\n", ""),
-            ("            optimizer.step()\n", "            optimizer.step()\n            optimizer.zero_grad()\n"),
-        ),
-        "the training is that of the script",
-    ),
-    "autograd off for good": (
-        pair(
-            (
-                "        with torch.no_grad():\n            correct",
-                "        torch.set_grad_enabled(False)\n        correct",
-            ),
-            ("        model.train()\n", "        model.train()\n        torch.set_grad_enabled(True)\n"),
-        ),
-        "the training is[\\s\\S]*autograd is on",
+    "in place": (
+        pair((_STANDARD, "    standard = images.sub_(mean).div_(std)\n")),
+        "images and labels stay",
     ),
     "tensors": (pair(("correct.float().mean().item()", "correct.float().mean()")), "one float for each epoch"),
 }

@@ -1,23 +1,19 @@
 """Checks of the exercises in 15-09, Debugging PyTorch Models."""
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, profiler
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from shared.checks.comparing import difference
 from shared.checks.exercise import exercise
 from shared.checks.trial import Trial
-from shared.checks.words import Sample, gradients, samples, snapshot, unchanged
+from shared.checks.words import Sample, gradients, raises, samples, snapshot, unchanged
 
 # ---- 15-09.1
 
@@ -40,12 +36,6 @@ def _images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (images * spread + torch.rand_like(spread)).to(dtype)
 
 
-def _slope(answer: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    x = images.detach().clone().requires_grad_()
-    answer(x).sum().backward()
-    return torch.zeros_like(x) if x.grad is None else x.grad
-
-
 @exercise("15-09.1", "A NaN in the second step", points=10, demands=6, stand_in=lambda: _contrast, stand_in_name="ours")
 def contrast(trial: Trial, answer: Any) -> None:
     """`answer(images)` gives each image's deviation, with a gradient of 0 at uniform images."""
@@ -56,12 +46,15 @@ def contrast(trial: Trial, answer: Any) -> None:
     formula = [Sample(f"images {tuple(x.shape)}", x.requires_grad_()) for x in batches]
     level = torch.cat([torch.tensor([0.0, 0.1, -100.0, 1.7]), torch.rand(40)]).view(-1, 1, 1, 1)
     flat = [Sample(f"uniform images {s}", level.repeat(1, *s).requires_grad_()) for s in ((3, 32, 32), (3, 5, 7))]
-    flat.append(Sample("one image of zeros, float64", torch.zeros(1, 3, 4, 4, dtype=torch.float64).requires_grad_()))
-    mixed = torch.cat([_images(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), _images(3, 3, 8, 8)])
+    mixed = torch.cat([torch.zeros(1, 3, 8, 8), _images(5, 3, 8, 8)]).requires_grad_()
     same = partial(samples, trial, answer, _contrast)
 
     def value(result: Tensor, images: Tensor) -> Tensor:
         return result.detach()
+
+    def slope(images: Tensor) -> Tensor:
+        x = images.detach().clone().requires_grad_()
+        return torch.autograd.grad(answer(x).sum(), x)[0]
 
     with trial.group("the value is that of the formula", hint="compare with broken_contrast, image by image"):
         same(formula, look=value, rtol=1e-3, atol=0.0)
@@ -73,14 +66,10 @@ def contrast(trial: Trial, answer: Any) -> None:
         same(flat, look=gradients, atol=1e-4)
     hint = "what do you do to the whole batch?"
     with trial.group("an image doesn't change the gradient of another", hint=hint, free=True):
-        rest = [0, 1, 3, 4, 5]
-        together = _slope(answer, mixed)[rest]
-        trial.close("beside a uniform image", together, _slope(answer, mixed[rest]), rtol=1e-3, atol=3e-5)
-    with trial.group("images stay as they were", hint="what do you do to the caller's tensor itself?", free=True):
-        for images in (mixed, flat[0].arguments[0]):
-            x = images.detach().clone().requires_grad_()
-            with unchanged(trial, f"images {tuple(x.shape)}", x):
-                answer(x).sum().backward()
+        trial.close("beside a uniform image", slope(mixed)[1:], slope(mixed[1:]), rtol=1e-3, atol=3e-5)
+    hint = "what do you do to the caller's tensor itself?"
+    with trial.group("images stay as they were", hint=hint, free=True), unchanged(trial, "a batch", mixed):
+        answer(mixed)
 
 
 # ---- 15-09.2
@@ -91,54 +80,15 @@ def _soft_clip(x: Tensor, s: Tensor) -> Tensor:
     return wide * torch.tanh(x / wide)
 
 
-class _Born(TorchDispatchMode):
-    """Keeps weak references to the memory of each result of more bytes."""
-
-    def __init__(self, more: int) -> None:
-        super().__init__()
-        self.more = more
-        self.seen: list[StorageWeakRef] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > self.more:
-                self.seen.append(StorageWeakRef(tensor.untyped_storage()))
-        return result
-
-    def alive(self, known: Sequence[Tensor] = ()) -> int:
-        """How many of them live, but for those of known tensors."""
-        ours = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in known}
-        return len({one.cdata for one in self.seen if not one.expired()} - ours)
-
-
-def _held_otherwise(function: Callable, x: Tensor, s: Tensor) -> int:
-    """How many tensors are alive after function(x, s) beside the output and what it saved for backward."""
-    copies: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> int:
-        copies.append(tensor.detach().clone())
-        return len(copies) - 1
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, copies.__getitem__), _Born(0) as born:
-        output = function(x.clone(), s.clone())
-    gc.collect()
-    return born.alive([output, *copies])
-
-
 @exercise("15-09.2", "A backward that almost works", points=15, demands=5)
 def soft_clip(trial: Trial, answer: Any) -> None:
     """`answer.apply(x, s)` is s · tanh(x / s) with its own backward; autograd of the formula says what is right."""
     cases = []
-    for number, shape in enumerate([(4, 3), (2, 3, 5), (2, 1, 3, 2), (1, 4, 2, 3), (3, 2, 2, 1, 2), (1, 1)]):
-        dtype = torch.float32 if number % 3 == 1 else torch.float64
+    for shape, dtype in (((4, 3), torch.float64), ((2, 3, 5), torch.float32), ((3, 2, 2, 4), torch.float64)):
         x = 3 * torch.randn(shape, dtype=dtype)
-        if number == 3:
-            x = x.transpose(2, 3)
-        if number == 2:
-            x[..., 0] *= 1000  # far beyond the bound
+        x[0] *= 1000  # far beyond the bound
         s = 0.3 + 2 * torch.rand(x.shape[1], dtype=dtype)
-        cases.append(Sample(f"x {tuple(x.shape)}, {dtype}", x.requires_grad_(), s.requires_grad_()))
+        cases.append(Sample(f"x {shape}, {dtype}", x.requires_grad_(), s.requires_grad_()))
     same = partial(samples, trial, answer.apply, _soft_clip, cases, rtol=1e-4, atol=1e-5)
     with trial.group("forward is s · tanh(x / s)", hint="compare with the formula; s is one number for each channel"):
         same(look=lambda y, x, s: y.detach())
@@ -147,25 +97,17 @@ def soft_clip(trial: Trial, answer: Any) -> None:
         same(look=lambda y, x, s: gradients(y, x))
     with trial.group("the gradient of s is right", hint=hint, see=2):
         same(look=lambda y, x, s: gradients(y, s))
-    seen: list[Any] = []
-
-    def spy(ctx: Any, *grads: Tensor) -> Any:
-        seen.append(answer.backward(ctx, *grads))
-        return seen[-1]
-
-    watched = type("Watched", (answer,), {"backward": staticmethod(spy)})
-    x, s = (tensor.detach() for tensor in cases[0].arguments)
     with trial.group("an input that needs no gradient gets None", hint="what does ctx say of what is needed?"):
-        for needs in ((True, False), (False, True)):
-            pair = [tensor.clone().requires_grad_(need) for tensor, need in zip((x, s), needs, strict=True)]
-            watched.apply(*pair).sum().backward()
-            got = [grad is not None for grad in seen[-1]]
-            trial.equal(f"whether backward gives a gradient where {needs} says who needs one", got, list(needs))
+        for needs in ([True, False], [False, True]):
+            pair = [t.detach().requires_grad_(need) for t, need in zip(cases[0].arguments, needs, strict=True)]
+            y = answer.apply(*pair)
+            got = [grad is not None for grad in answer.backward(y.grad_fn, torch.ones_like(y))]
+            trial.equal(f"whether backward gives a gradient where {needs} says who needs one", got, needs)
     hint = "how do the Functions of section 2 keep theirs?"
     with trial.group("tensors are kept with save_for_backward", hint=hint, free=True):
-        for needs in ((True, True), (True, False), (False, True)):
-            pair = [tensor.clone().requires_grad_(need) for tensor, need in zip((x, s), needs, strict=True)]
-            trial.equal("tensors that are held otherwise", _held_otherwise(answer.apply, *pair), 0)
+        attributes = vars(answer.apply(*cases[0].arguments).grad_fn)
+        tensors = [name for name, value in attributes.items() if isinstance(value, Tensor)]
+        trial.equal("tensors on ctx itself", tensors, [])
 
 
 # ---- 15-09.3
@@ -244,11 +186,10 @@ def wrong_layer(trial: Trial, answer: Any) -> None:
         samples(trial, answer, _wrong_layer, cases, look=lambda name, *_: name)
 
     with trial.group("names the layer whose input has a wrong gradient", hint="which gradients has a layer?", see=3):
-        found({"stem": "input"}, {"body_3": "input"}, {"head": "input"})
-    with trial.group(
-        "names the layer whose parameter has a wrong gradient", hint="which gradients has a layer?", see=2
-    ):
-        found({"stem": "weight"}, {"body_1": "bias"}, {"body_3": "weight"}, {"head": "bias"})
+        found({"stem": "input"}, {"body_3": "input"})
+    hint = "which gradients has a layer?"
+    with trial.group("names the layer whose parameter has a wrong gradient", hint=hint, see=2):
+        found({"stem": "weight"}, {"body_1": "bias"}, {"head": "weight"})
     with trial.group("looks at the inputs that a layer gets", hint="at which points is the gradient checked?", see=1):
         found({"body_1": "far input"})
     with trial.group("None if all are right", hint="how far apart may two right numbers be?", see=3, free=True):
@@ -256,16 +197,13 @@ def wrong_layer(trial: Trial, answer: Any) -> None:
         got = answer(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), x)
         trial.equal("layers of PyTorch's own", got, None)
     with trial.group("the model stays as it is", hint="what do you do to the caller's model?", see=2, free=True):
-        for fault in ({}, {"body_3": "weight"}):
-            model = _stack(**fault)
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            with unchanged(trial, "after a search", model):
-                answer(model, x)
-            kept = [
-                parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in model.parameters()
-            ]
-            trial.equal("whether each .grad is as it was", kept, [True] * len(kept))
+        model = _stack()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with unchanged(trial, "after a search", model):
+            answer(model, x)
+        kept = [parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in model.parameters()]
+        trial.equal("whether each .grad is as it was", kept, [True] * len(kept))
 
 
 # ---- 15-09.4
@@ -378,26 +316,9 @@ def _confusion_5(logits: Tensor, y: Tensor) -> Tensor:
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(classes, classes)
 
 
-class _Interrupted(BaseException):
-    """As KeyboardInterrupt is: not caught by `except Exception`."""
-
-
-class _Leaf(nn.Linear):
-    """Notes its mode in a list outside of it; raises if it is told to."""
-
-    bad = False
-    modes: ClassVar[list[bool]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bad:
-            raise _Interrupted("the model fails")
-        self.modes.append(self.training)
-        return super().forward(x)
-
-
 def _parts() -> nn.Module:
-    inner = nn.Sequential(nn.Sequential(_Leaf(5, 4), nn.Dropout(0.2)), _Leaf(4, 2))
-    return nn.Sequential(OrderedDict(first=_Leaf(3, 5), tanh=nn.Tanh(), inner=inner))
+    inner = nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2)), nn.Linear(4, 2))
+    return nn.Sequential(OrderedDict(first=nn.Linear(3, 5), tanh=nn.Tanh(), inner=inner))
 
 
 def _numbers(found: Any, model: nn.Module, *_: Any) -> dict[str, list[Any]]:
@@ -407,106 +328,70 @@ def _numbers(found: Any, model: nn.Module, *_: Any) -> dict[str, list[Any]]:
 
 
 def _check_record_4(trial: Trial, answer: Callable) -> None:
+    many = [(torch.randn(n, 3), None) for n in (2, 3, 4)]
     model = _parts()
     model.inner.eval()
-    _Leaf.modes.clear()
-    item = "record_4: the modes stay as they are"
-    hint = "the task names no mode to switch to"
+    modes: list[list[bool]] = []
+    hook = model.inner.register_forward_pre_hook(lambda *_: modes.append([m.training for m in model.modules()]))
     before = [module.training for module in model.modules()]
-    answer(model, [(torch.randn(4, 3), None)])
-    during = list(_Leaf.modes)
-    with trial.group(item, hint=hint):
-        trial.equal("training mode of three layers while the model runs", during, [True, False, False])
-        trial.equal("training mode afterwards", [module.training for module in model.modules()], before)
+    answer(model, many)
+    hook.remove()
+    item = "record_4: the modes stay as they are"
+    trial.equal(item, modes, [before] * len(many), hint="the task names no mode to switch to")
+
     model = _parts().eval()
-    many = [(torch.randn(n, 3), None) for n in (2, 3, 4)]
-    cases = [Sample(f"{count} batches", model, many[:count]) for count in (3, 1)]
-    cases.append(Sample("a model that is a leaf", nn.Linear(3, 2), many[:1]))
-    twice = [Sample("the second call", model, many)]
-    same = partial(samples, trial, answer, _record_4)
+    cases = [Sample("3 batches", model, many), Sample("a model that is a leaf", nn.Linear(3, 2), many[:1])]
+    same = partial(samples, trial, answer, _record_4, cases)
     with trial.group("record_4: one list for each leaf, by its name", hint="who is a leaf, by which name?"):
-        same(cases, look=lambda found, *_: sorted(found))
+        same(look=lambda found, *_: sorted(found))
     with trial.group("record_4: one float for each batch, the mean magnitude", hint="what is noted, how often?"):
-        same(cases, look=_numbers)
-        answer(model, many)
-        same(twice, look=_numbers)
-    model, alive, born = _parts(), [], _Born(200)
+        same(look=_numbers)
 
-    class Watched(Sequence):
-        """Three batches; asking for one notes what is alive of those before."""
-
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, number: int) -> tuple[Tensor, None]:
-            if not 0 <= number < 3:
-                raise IndexError(number)
-            alive.append(born.alive())
-            return given[number], None
-
-    given = torch.randn(3, 40, 3).unbind()
-    with born:
-        answer(model, Watched())
-    trial.that(
-        "record_4: no output is alive when a batch is done",
-        not max([*alive, born.alive()]),
-        expected="no tensor of a batch that is done",
-        got=f"{max([*alive, born.alive()])} of them",
-        hint="what do you keep of an output, and what does that keep?",
-        see=1,
-        free=True,
-    )
+    model = _parts()
+    outputs: list[StorageWeakRef] = []
+    alive: list[int] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda _, args, out: outputs.append(StorageWeakRef(out.untyped_storage())))
+    model.register_forward_pre_hook(lambda *_: alive.append(sum(not output.expired() for output in outputs)))
+    answer(model, many)
+    model(many[0][0])
+    item = "record_4: no output is alive when a batch is done"
+    hint = "what do you keep of an output, and what does that keep?"
+    trial.equal(item, max(alive), 0, hint=hint, see=1, free=True)
+    wrong = [*many, (torch.randn(2, 7), None)]
     with trial.group("record_4: its hooks are gone", hint="who removes them, and when?", free=True):
-        with unchanged(trial, "a call", model):
-            answer(model, many[:1])
-        model.inner[1].bad = True
-        with unchanged(trial, "after the model raised", model), suppress(_Interrupted):
-            answer(model, many)
-    with trial.group("record_4: the exception goes on", hint="who catches it? `except Exception` doesn't"):
-        try:
-            answer(model, many)
-            raised = "no exception"
-        except _Interrupted as error:
-            raised = type(error).__name__
-        trial.equal("a model that fails", raised, "_Interrupted")
+        for case, batches in (("a call", many), ("after the model raised", wrong)):
+            with unchanged(trial, case, model), suppress(RuntimeError):
+                answer(model, batches)
+    with trial.group("record_4: the exception goes on", hint="who catches it?"):
+        raises(trial, "a batch of the wrong shape", partial(answer, model, wrong), RuntimeError)
 
 
-def _operations(action: Callable[[], object]) -> tuple[int, int]:
-    """How many operations the action calls, as the notebook counts them, and how many masks of those are boolean."""
+def _operations(action: Callable[[], object]) -> int:
+    """How many operations the action calls, as the notebook counts them."""
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as recording:
         action()
-    names = [event.name for event in recording.events()]
-    return sum(event.cpu_parent is None for event in recording.events()), names.count("aten::nonzero")
+    return sum(event.cpu_parent is None for event in recording.events())
 
 
 def _check_confusion_5(trial: Trial, answer: Callable) -> None:
     cases = []
-    for n, classes in ((40, 10), (1, 3), (7, 2), (5001, 2)):
+    for n, classes in ((40, 10), (1, 3), (5001, 2)):
         logits = torch.randn(n, classes)
         logits[:, -1] -= 9.0 * (n > 1)  # a class that is neither there nor predicted
-        cases.append(Sample(f"{n} images, {classes} classes", logits, torch.randint(max(classes - 1, 1), (n,))))
+        cases.append(Sample(f"{n} images, {classes} classes", logits, torch.randint(classes - 1, (n,))))
     with trial.group("confusion_5: the counts are right", hint="count a few such images by hand", see=2):
         samples(trial, answer, _confusion_5, cases)
-        tied = answer(torch.zeros(5, 3), torch.tensor([0, 2, 2, 1, 2]))
-        trial.equal("images of each class, all logits equal", tied.sum(1), torch.tensor([1, 1, 3]))
     item = "confusion_5: Python reads no value, and the counts are on the device of logits"
     hint = "which call gives Python a number, or does so inside? where does each new tensor lie?"
     with trial.group(item, hint=hint, free=True):  # "meta" has no values: who reads one fails
         counts = answer(torch.randn(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
         trial.equal("device of the counts for logits on 'meta'", str(counts.device), "meta")
-        trial.equal("boolean masks", _operations(partial(answer, torch.eye(3), torch.tensor([0, 2, 2])))[1], 0)
-    used = []
-    for n, classes in ((5, 3), (200, 3), (60, 25)):
-        used.append(_operations(partial(answer, torch.randn(n, classes), torch.randint(classes, (n,))))[0])
-    trial.that(
-        "confusion_5: at most 20 operations",
-        max(used) <= 20,
-        expected="20 or fewer for 5 images of 3 classes, 200 of 3, 60 of 25",
-        got=str(used),
-        hint="what is done once for each image or class?",
-        see=2,
-        free=True,
-    )
+    hint = "what is done once for each image or class?"
+    with trial.group("confusion_5: at most 20 operations", hint=hint, see=2, free=True):
+        for n, classes in ((200, 3), (60, 25)):
+            used = _operations(partial(answer, torch.randn(n, classes), torch.randint(classes, (n,))))
+            trial.that(f"{n} images, {classes} classes", used <= 20, expected="20 or fewer", got=used)
 
 
 @exercise(
@@ -563,16 +448,8 @@ def _trained(train: Callable, images: Tensor, labels: Tensor, epochs: int, held:
     """What a training leaves behind, by the words of the demands."""
     torch.manual_seed(5)
     model = _Eyes().double()
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 3.0)  # from before the call
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    changed: list[bool] = []
-    kept = snapshot([images, labels])
-    watch = model.register_forward_pre_hook(lambda *_: changed.append(_differ(snapshot([images, labels]), kept)))
     returned = train(model, optimizer, images, labels, epochs, held)
-    watch.remove()
-    autograd_is_on = torch.is_grad_enabled()
-    torch.set_grad_enabled(True)
     trains = [x for training, _, x, _ in model.calls if training]
     looks = [x for training, _, x, _ in model.calls if not training]
     guesses = [guess for training, _, _, guess in model.calls if not training]
@@ -583,25 +460,19 @@ def _trained(train: Callable, images: Tensor, labels: Tensor, epochs: int, held:
         "sizes of the batches": [len(x) for x in trains],
         "batches": trains,
         "weights": snapshot(model.state_dict()),
-        "autograd is on": autograd_is_on,
         "held images": torch.cat(looks) if looks else "none",
         "modes": sorted({f"training {training} {graph} a graph" for training, graph, _, _ in model.calls}),
-        "changed at a call": any(changed),
-        "changed afterwards": _differ(snapshot([images, labels]), kept),
+        "images and labels": [images, labels],
         "types": [type(one).__name__ for one in returned] if isinstance(returned, list) else "no list",
         "accuracies": [returned, own],
     }
-
-
-def _differ(now: Any, before: Any) -> bool:
-    return difference(now, before, exact=True) is not None
 
 
 @exercise("15-09.6", "Two bugs and one curve", points=20, demands=5, stand_in=lambda: _train_6, stand_in_name="ours")
 def pair(trial: Trial, answer: Any) -> None:
     """`answer(model, optimizer, images, labels, epochs, held)` trains on standardized images."""
     runs = []
-    for n, held, epochs in ((150, 20, 3), (64 + 7, 7, 2), (90, 31, 1)):
+    for n, held, epochs in ((150, 20, 3), (90, 31, 1)):
         scale = torch.tensor([40.0, 3.0], dtype=torch.float64).view(1, 2, 1, 1)
         images = torch.randn(n, 2, 3, 3, dtype=torch.float64) * scale + 100
         images[:held] += 25.0  # held images have another mean
@@ -620,14 +491,14 @@ def pair(trial: Trial, answer: Any) -> None:
     demand("trains in training mode, measures in evaluation mode", ("modes",), hint)
     demand(
         "the training is that of the script, on images standardized once",
-        ("sizes of the batches", "batches", "weights", "autograd is on"),
+        ("sizes of the batches", "batches", "weights"),
         "print mean and deviation of each batch, epoch by epoch; else, what did you change beside it?",
         see=1,
     )
     hint = "what does the model see when it is measured?"
     demand("the held images are standardized in the same way", ("held images",), hint, see=2)
-    kept = ("changed at a call", "changed afterwards")
-    demand("images and labels stay as they were", kept, "whose memory do you write to?", see=1, free=True)
+    hint = "whose memory do you write to?"
+    demand("images and labels stay as they were", ("images and labels",), hint, see=1, free=True)
     with trial.group("returns one float for each epoch", hint="what does the task ask for?"):
         for case, got, want in runs:
             trial.equal(f"types, {case}", got["types"], want["types"])
