@@ -517,6 +517,7 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     aligned = [Sample(case, x, direction=axes) for case, x in inputs.items()]
     length = Sample("a loaded length", rows, direction=axes, length=rows[0])
     bias = Sample("a loaded bias", rows, direction=axes, bias=rows[1])
+    everything = Sample("all three loaded", rows, direction=axes, length=rows[0], bias=rows[1])
     fresh = [Sample("float64", rows[:5].double()), Sample("no matrix", torch.randn(2, 5, 4, device=pick_device()))]
     with trial.group("becomes a NormLinear of the input's dtype, in place", hint="what does an optimizer hold?", see=3):
         same(fresh, "form")
@@ -527,6 +528,7 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     with trial.group("what was loaded is kept", hint="who is asked, and when?", see=1):
         same([length], "direction", "length")
         same([bias], "direction", "bias")
+        same([everything], *_NAMES)
     hint = "over which dimensions, divided by what, and in which order?"
     with trial.group("length gives each output deviation 1 over the first batch", hint=hint, see=2):
         same([*aligned, bias], "length")
