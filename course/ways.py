@@ -54,7 +54,8 @@ def zip_of(topic: Topic) -> str:
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
     """The row of buttons below a page's title, as HTML."""
     made = ['<a href="index.html#begin">How to run it</a>']
-    made += [f'<a href="notebooks/{zip_of(topic)}" download>Download the notebook</a>']
+    about = "A zip. How to run it says what else a notebook needs: the students' bundle."
+    made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook</a>']
     made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
     made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
     return "\n".join(['<div class="ways">', *made, "</div>"])
