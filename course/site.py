@@ -1,7 +1,8 @@
 """Build the site from the notebooks' stored outputs. Nothing is executed, and nothing needs a network.
 
 A page for each notebook, as students get it but with outputs; pages with the solutions, the instructor's guide, a
-glossary, search. --no-solutions leaves out what students shouldn't see: the solutions and the guide.
+glossary, search; and the students' bundle, where there is a commit to make it of. --no-solutions leaves out what
+students shouldn't see: the solutions and the guide.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -28,7 +30,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 from PIL import Image
 
-from course import ways
+from course import release, ways
 from course.edition import EditionError, student_edition, unlink_missing
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
@@ -36,6 +38,7 @@ from course.exercise_form import BEGIN, END, HEADING
 from course.files import NotWritableError, require_writable
 from course.start_page import duration, reading_minutes
 from course.syllabus import Syllabus, SyllabusError, Topic, direct_needs, load
+from course.wheel import zipped
 from course.workbook import finished
 
 PARTS = Path(__file__).with_name("site_parts")
@@ -194,7 +197,7 @@ def _place(lesson: Lesson, cell: str) -> str:
     return f"at-{lesson.topic.number}-{cell}"
 
 
-def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool) -> str:
+def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool, bundle: bytes = b"") -> str:
     """The first page: what the module is, its map, how to begin; and the contents, which the side bar shows."""
     rows = ["| Topic | Reading | Exercises |", "| --- | --- | --- |"]
     total = 0.0
@@ -217,7 +220,7 @@ def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool) -> st
         map=topic_map([lesson.topic for lesson in lessons], book),
         check=(PARTS / "check.md").read_text(encoding="utf-8"),
         table="\n".join(rows),
-        begin=ways.how_to_begin(book),
+        begin=ways.how_to_begin(book, bundle_name(book) if bundle else "", len(bundle) / 1e6),
     )
     text += toctree("Topics", contents)
     if solutions:
@@ -309,7 +312,23 @@ def guide_page(book: Syllabus, pages: Path) -> str:
 # building
 
 
-def write_pages(book: Syllabus, lessons: Sequence[Lesson], source: Path, extra: Path, solutions: bool) -> None:
+def bundle_name(book: Syllabus) -> str:
+    """The students' zip."""
+    return f"module-{book.module.number}-student.zip"
+
+
+def student_bundle(book: Syllabus) -> bytes:
+    """The zip of what `course release` gives to students, from the files that git knows, as they are now.
+
+    Raises ReleaseError where there is no commit, as in a copy without a history.
+    """
+    commit = release.read_commit(ROOT)
+    return release.bundle_zip(Path(bundle_name(book)).stem, release.student_bundle(ROOT, commit, book), commit)
+
+
+def write_pages(
+    book: Syllabus, lessons: Sequence[Lesson], source: Path, extra: Path, solutions: bool, bundle: bytes = b""
+) -> None:
     """Sphinx's source, and beside it the files that are copied as they are."""
     for lesson in lessons:
         (source / lesson.topic.file).touch()
@@ -321,14 +340,17 @@ def write_pages(book: Syllabus, lessons: Sequence[Lesson], source: Path, extra: 
             (source / f"{lesson.solutions_page}.md").write_text(solutions_page(lesson), encoding="utf-8")
         unlink_missing(lesson.edition, source)
         (extra / "notebooks").mkdir(parents=True, exist_ok=True)
-        (extra / "notebooks" / lesson.topic.file).write_bytes(ways.as_file(lesson.edition, book))
-    (source / "index.md").write_text(front_page(lessons, book, solutions), encoding="utf-8")
+        notebook = zipped({lesson.topic.file: ways.as_file(lesson.edition, book)}, datetime.now(UTC))
+        (extra / "notebooks" / ways.zip_of(lesson.topic)).write_bytes(notebook)
+    if bundle:
+        (extra / bundle_name(book)).write_bytes(bundle)
+    (source / "index.md").write_text(front_page(lessons, book, solutions, bundle), encoding="utf-8")
     (source / "glossary.md").write_text(glossary_page(lessons), encoding="utf-8")
     if solutions:
         (source / GUIDE).write_text(guide_page(book, source), encoding="utf-8")
 
 
-def build(book: Syllabus, lessons: Sequence[Lesson], output: Path, solutions: bool = True) -> None:
+def build(book: Syllabus, lessons: Sequence[Lesson], output: Path, solutions: bool = True, bundle: bytes = b"") -> None:
     """Write the site into `output`, which holds nothing else afterwards. Raises SiteError, for any warning as well."""
     if missing := [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]:
         raise SiteError(
@@ -341,7 +363,7 @@ def build(book: Syllabus, lessons: Sequence[Lesson], output: Path, solutions: bo
         source, extra, made = (Path(folder, name) for name in ("source", "extra", "made"))
         source.mkdir()
         extra.mkdir()
-        write_pages(book, lessons, source, extra, solutions)
+        write_pages(book, lessons, source, extra, solutions, bundle)
         mathjax = Path(importlib.util.find_spec("mathjax").origin).parent / "static" / "mathjax"
         (extra / "_static" / "mathjax").mkdir(parents=True)
         for name in ("es5/tex-svg.js", "LICENSE"):
@@ -379,7 +401,13 @@ def main(args: argparse.Namespace) -> int:
     try:
         book = load()
         require_writable(args.output, "; name another --output")
-        build(book, read_lessons(book, args.executed), args.output, not args.no_solutions)
+        lessons = read_lessons(book, args.executed)
+        try:
+            bundle = student_bundle(book)
+        except (release.ReleaseError, OSError) as error:
+            bundle = b""
+            print(f"The site won't have the students' bundle: {error}")
+        build(book, lessons, args.output, not args.no_solutions, bundle)
     except (SyllabusError, NotWritableError) as error:
         print(f"site: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ beside the code hold the solutions.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
@@ -15,6 +16,14 @@ from course.guard import for_students
 from course.syllabus import Syllabus, Topic
 
 STUDENT_BRANCH = "student"
+BUNDLE = """\
+**<a href="{file}" download>The students' bundle</a>** ({megabytes:.0f} MB) has all notebooks, what they import, and the
+data samples. You need Python 3.11, 3.12 or 3.13. Unpack it, and follow the three lines in its `README.md`: they install
+PyTorch and JupyterLab, 1.5 GB of disk without CUDA and 6 GB with it, and open the first page. Each notebook's page
+has a button that downloads it alone; to run, it needs what the bundle installs."""
+NO_BUNDLE = """\
+If you have the students' bundle, its `README.md` has the three lines to begin with; if you have this site alone, ask
+for the bundle where you got its address. Each notebook's page here has a button that downloads it, too."""
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
@@ -37,28 +46,35 @@ def links(book: Syllabus, file: str) -> dict[str, str]:
     }
 
 
+def zip_of(topic: Topic) -> str:
+    """The file that a page offers: of a site that was opened as a file, a browser would show a notebook as text."""
+    return Path(topic.file).with_suffix(".zip").name
+
+
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
     """The row of buttons below a page's title, as HTML."""
     made = ['<a href="index.html#begin">How to run it</a>']
-    made += [f'<a href="notebooks/{topic.file}" download>Download the notebook</a>']
+    about = "A zip. How to run it says what else a notebook needs: the students' bundle."
+    made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook</a>']
     made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
     made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
     return "\n".join(['<div class="ways">', *made, "</div>"])
 
 
-def how_to_begin(book: Syllabus) -> str:
-    """The front page's lines on how to get to work, as Markdown."""
+def how_to_begin(book: Syllabus, bundle: str = "", megabytes: float = 0) -> str:
+    """The front page's lines on how to get to work, as Markdown; `bundle` is the students' zip, if the site has it."""
+    offered = BUNDLE.format(file=bundle, megabytes=megabytes) if bundle else ""
     address = book.module.repository
     here = "Linux or macOS, in the course's folder; on Windows `py -m course lab`"
     if not address:
         return (
+            f"{offered or NO_BUNDLE}\n\n"
             f"If you have the course's folder, this opens the student edition in JupyterLab ({here}):\n\n"
-            "    make lab\n\n"
-            "If you have the students' bundle, its `README.md` has the three lines to begin with. Each notebook's page "
-            "here has a button that downloads it, too."
+            "    make lab\n"
         )
     clone = f"    git clone {address} module-15\n    cd module-15\n    make lab"
-    return f"In a browser, each notebook's page opens it in Colab, Kaggle or Binder. On your own machine:\n\n{clone}\n"
+    browser = "In a browser, each notebook's page opens it in Colab, Kaggle or Binder."
+    return f"{browser} On your own machine:\n\n{clone}\n\n{offered}\n"
 
 
 def as_file(notebook: NotebookNode, book: Syllabus) -> bytes:

@@ -1,9 +1,11 @@
 """The site: what is on its pages, and that a browser without a network shows them as they should be."""
 
 import importlib.util
+import io
 import os
 import re
 import time
+import zipfile
 from collections import defaultdict
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,7 +16,7 @@ import pytest
 from browser import PHONE, as_phone, chromium, errors, what_is_missing
 from PIL import Image
 
-from course import site, syllabus, ways
+from course import release, site, syllabus, ways
 from course.edition import solutions as solutions_of
 
 BOOK = syllabus.load()
@@ -35,7 +37,11 @@ def built(tmp_path_factory, lessons):
         pytest.skip(f"{', '.join(MISSING)}: pip install -r requirements-site.txt")
     output = tmp_path_factory.mktemp("site")
     before = os.times()
-    site.build(BOOK, lessons, output)
+    try:
+        bundle = site.student_bundle(BOOK)
+    except release.ReleaseError:  # a copy without a history
+        bundle = b""
+    site.build(BOOK, lessons, output, bundle=bundle)
     after = os.times()  # the processor's: other tests run beside this one
     assert sum(after[:4]) - sum(before[:4]) < 90
     return output
@@ -65,7 +71,7 @@ def test_every_topic_has_its_page_its_solutions_and_its_notebook(built, lessons)
     size = sum(path.stat().st_size for path in built.rglob("*"))
     assert size < 60e6
     for lesson in lessons:
-        for path in (f"{lesson.page}.html", f"{lesson.solutions_page}.html", f"notebooks/{lesson.topic.file}"):
+        for path in (f"{lesson.page}.html", f"{lesson.solutions_page}.html", f"notebooks/{lesson.page}.zip"):
             assert (built / path).is_file(), path
         front = (built / "index.html").read_text(encoding="utf-8")
         assert f'<a href="{lesson.page}.html">{lesson.topic.number} ' in front, "in the map"
@@ -103,14 +109,23 @@ def test_code_that_only_draws_and_hints_are_folded(built, lessons):
         assert page.count("<details") == page.count("</details>")
 
 
+def unzipped(path):
+    """The texts in a zip."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
 @pytest.mark.parametrize("with_solutions", [False, True])
 def test_solutions_are_on_their_own_pages_or_nowhere(tmp_path, lessons, with_solutions):
     source, extra = tmp_path / "source", tmp_path / "extra"
     source.mkdir()
     site.write_pages(BOOK, lessons, source, extra, with_solutions)
     texts = {path.name: path.read_text(encoding="utf-8") for path in source.glob("*.md")}
-    for path in [*source.glob("*.ipynb"), *extra.glob("notebooks/*.ipynb")]:
-        texts[path] = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    notebooks = {path: path.read_text(encoding="utf-8") for path in source.glob("*.ipynb")}
+    notebooks |= {f"zip of {name}": text for path in extra.glob("notebooks/*") for name, text in unzipped(path).items()}
+    assert len(notebooks) == 2 * len(lessons)
+    for path, notebook in notebooks.items():
+        texts[path] = "\n".join(cell.source for cell in nbformat.reads(notebook, as_version=4).cells)
     assert sum(str(name).endswith("_solutions.md") for name in texts) == with_solutions * len(lessons)
     assert (site.GUIDE in texts) == with_solutions
     assert ("olution" in texts["index.md"]) == with_solutions
@@ -177,7 +192,7 @@ def with_address(address):
 def test_without_an_address_on_github_there_is_only_the_download(address):
     topic = BOOK.topics["15-03"]
     addresses = re.findall('href="([^"]*)"', ways.buttons(with_address(address), topic, None))
-    assert addresses == ["index.html#begin", f"notebooks/{topic.file}"]
+    assert addresses == ["index.html#begin", f"notebooks/{topic.file.removesuffix('.ipynb')}.zip"]
 
 
 def test_an_address_on_github_gives_one_click(lessons):
@@ -190,6 +205,24 @@ def test_an_address_on_github_gives_one_click(lessons):
     assert binder == f"https://mybinder.org/v2/gh/owner/course/HEAD?urlpath=lab/tree/workbook/{topic.file}"
     assert answers == "15-03_solutions.html"
     assert f"git clone {ADDRESS}" in ways.how_to_begin(with_address(ADDRESS))
+
+
+def test_the_site_has_the_bundle_that_its_front_page_names(built, lessons):
+    page = (built / "index.html").read_text(encoding="utf-8")
+    name = site.bundle_name(BOOK)
+    if not (built / name).is_file():
+        pytest.skip("no commit to make the bundle of")
+    assert f'<a href="{name}" download>' in page
+    with zipfile.ZipFile(io.BytesIO((built / name).read_bytes())) as archive:
+        files = [path.removeprefix("module-15-student/") for path in archive.namelist()]
+    assert {"README.md", "requirements.txt", "00_START_HERE.ipynb"} | {le.topic.file for le in lessons} <= set(files)
+
+
+@pytest.mark.parametrize("address", ["", ADDRESS])
+def test_without_a_bundle_the_front_page_offers_none(address):
+    book = with_address(address)
+    assert "b.zip" not in ways.how_to_begin(book)
+    assert '<a href="b.zip" download>The students\' bundle</a>** (17 MB)' in ways.how_to_begin(book, "b.zip", 17.4)
 
 
 # the command --------------------------------------------------------------------------------------------------------
@@ -277,6 +310,14 @@ def test_lines_of_100_columns_fit_into_a_window_of_1280(built, browser):
         assert browser.execute_script(CUT) == [], path.name
 
 
+def results(browser):
+    """What search has found, once it has."""
+    deadline = time.monotonic() + 20
+    while not (found := browser.find_elements("css selector", "#search-results li")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
 @IN_BROWSER
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -288,15 +329,51 @@ def test_lines_of_100_columns_fit_into_a_window_of_1280(built, browser):
 )
 def test_search_finds_the_section_that_explains_a_term_and_quotes_it(built, browser, query, first):
     browser.get(f"{(built / 'search.html').as_uri()}?q={query}")
-    deadline = time.monotonic() + 20
-    while not (found := browser.find_elements("css selector", "#search-results li")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    found = results(browser)
     file, place = urldefrag(found[0].find_element("css selector", "a").get_attribute("href").rpartition("/")[2])
     assert f"{file}#{place}" == first
     assert place in _Page(built / file).ids
     quoted = " ".join(mark.text for item in found for mark in item.find_elements("css selector", "mark")).lower()
     assert all(word in quoted for word in query.lower().split())
     assert errors(browser) == []
+
+
+@IN_BROWSER
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["out of memory", "what is the gradient checkpointing of a block"])
+def test_search_passes_over_words_that_tell_nothing(built, browser, query):
+    browser.get(f"{(built / 'search.html').as_uri()}?q={query}")
+    assert results(browser)
+    marked = {mark.text.lower() for mark in browser.find_elements("css selector", "#search-results mark")}
+    assert marked
+    assert not marked & {"of", "what", "is", "the", "a"}
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_a_notebook_is_downloaded_from_a_page_that_was_opened_as_a_file(built, browser, lessons, tmp_path):
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    browser.get((built / f"{lessons[0].page}.html").as_uri())
+    browser.find_element("link text", "Download the notebook").click()
+    arrived = tmp_path / f"{lessons[0].page}.zip"
+    deadline = time.monotonic() + 20
+    while not arrived.is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(unzipped(arrived)) == [lessons[0].topic.file]
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_the_buttons_of_a_player_are_in_one_line_on_a_phone(built, browser, lessons):
+    as_phone(browser)
+    browser.get((built / f"{lessons[0].page}.html").as_uri())
+    tops = """return [...document.querySelectorAll(".anim-buttons")]
+        .filter(line => line.getBoundingClientRect().width)
+        .map(line => new Set([...line.querySelectorAll("button")].map(b => b.getBoundingClientRect().top)).size)"""
+    lines = browser.execute_script(tops)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert lines
+    assert set(lines) == {1}
 
 
 @IN_BROWSER

@@ -6,18 +6,23 @@ document.addEventListener("DOMContentLoaded", () => {
   Search.performSearch = showSections;
 });
 
+const IGNORED = new Set(("a an and are as at be by can do does for from has have how i if in into is it its my of on or " +
+  "so than that the their then there this to was what when where which why will with you your").split(" "));
 const COME_LAST = ["Setup", "Learning objectives", "Self-assessment"];
 
 function showSections(query) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = SECTIONS.map((section) => ({ ...section, score: score(section, words) }))
+  const given = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const telling = given.filter((word) => !IGNORED.has(word));
+  const words = telling.length ? telling : given;
+  const phrase = given.join(" ");
+  const found = SECTIONS.map((section) => ({ ...section, score: score(section, words, phrase) }))
     .filter((section) => section.score > 0)
     .sort((one, other) => other.score - one.score)
     .slice(0, 40);
 
   const output = document.getElementById("search-results");
   const count = found.length === 1 ? "One section has it." : `${found.length} sections have it, the best first.`;
-  const nowhere = words.filter((word) => !SECTIONS.some((section) => score(section, [word])));
+  const nowhere = words.filter((word) => !SECTIONS.some((section) => score(section, [word], word)));
   const none = `No section has ${nowhere.map((word) => `“${word}”`).join(" or ") || "all of these words"}.`;
   output.replaceChildren(element("p", words.length && found.length ? count : none));
   const list = output.appendChild(element("ul", "", "search"));
@@ -29,8 +34,8 @@ function showSections(query) {
   }
 }
 
-/* 0 if a word is missing. Titles and terms of the glossary come first. */
-function score(section, words) {
+/* 0 if a word is missing. Titles and terms of the glossary come first, and what has several words as they were given. */
+function score(section, words, phrase) {
   let points = 0;
   for (const word of words) {
     const inTitle = section.title.match(beginning(word))?.length ?? 0;
@@ -38,7 +43,8 @@ function score(section, words) {
     if (!inTitle && !inText) return 0;
     points += 10 * inTitle + Math.min(inText, 5);
   }
-  const comesLast = section.page.endsWith("_solutions") || COME_LAST.includes(section.title);
+  if (phrase.includes(" ")) points += 10 * [section.title, section.text].filter((text) => text.match(beginning(phrase))).length;
+  const comesLast = section.page.endsWith("_solutions") || section.page === "INSTRUCTOR_GUIDE" || COME_LAST.includes(section.title);
   return comesLast ? points / 100 : points;
 }
 
