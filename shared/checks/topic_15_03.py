@@ -47,6 +47,9 @@ def careful_module(trial: Trial, answer: Any) -> None:
     class Child(mini_module, nn.Module):
         """A module to the answer and to nn.Module."""
 
+        __qualname__ = "Child"  # an error names it, and the reader knows none of the check's functions
+        __module__ = "__main__"
+
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
         "a parameter": nn.Parameter(torch.randn(1)),
@@ -76,7 +79,8 @@ def careful_module(trial: Trial, answer: Any) -> None:
         found = {}
         for place in ("__dict__", *old):
             entries = [(name, value) for name, value in getattr(module, place).items() if name in ("fc", "fc2")]
-            found[f"in {place}"] = [f"{name}: {texts.get(id(value), 'old value')}" for name, value in entries]
+            told = [(f"{name} in {place}", texts.get(id(value), "old value")) for name, value in entries]
+            found[f"in {place}"] = [f"{name}: {text}" for name, text in told]
         return found
 
     for text, demands in _GRID.items():
