@@ -47,9 +47,6 @@ def careful_module(trial: Trial, answer: Any) -> None:
     class Child(mini_module, nn.Module):
         """A module to the answer and to nn.Module."""
 
-        __qualname__ = "Child"  # an error names it, and the reader knows none of the check's functions
-        __module__ = "__main__"
-
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
         "a parameter": nn.Parameter(torch.randn(1)),
@@ -79,8 +76,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         found = {}
         for place in ("__dict__", *old):
             entries = [(name, value) for name, value in getattr(module, place).items() if name in ("fc", "fc2")]
-            told = [(f"{name} in {place}", texts.get(id(value), "old value")) for name, value in entries]
-            found[f"in {place}"] = [f"{name}: {text}" for name, text in told]
+            found[f"in {place}"] = [f"{name}: {texts.get(id(value), 'old value')}" for name, value in entries]
         return found
 
     for text, demands in _GRID.items():
@@ -521,6 +517,7 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     aligned = [Sample(case, x, direction=axes) for case, x in inputs.items()]
     length = Sample("a loaded length", rows, direction=axes, length=rows[0])
     bias = Sample("a loaded bias", rows, direction=axes, bias=rows[1])
+    everything = Sample("all three loaded", rows, direction=axes, length=rows[0], bias=rows[1])
     fresh = [Sample("float64", rows[:5].double()), Sample("no matrix", torch.randn(2, 5, 4, device=pick_device()))]
     with trial.group("becomes a NormLinear of the input's dtype, in place", hint="what does an optimizer hold?", see=3):
         same(fresh, "form")
@@ -531,6 +528,7 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     with trial.group("what was loaded is kept", hint="who is asked, and when?", see=1):
         same([length], "direction", "length")
         same([bias], "direction", "bias")
+        same([everything], *_NAMES)
     hint = "over which dimensions, divided by what, and in which order?"
     with trial.group("length gives each output deviation 1 over the first batch", hint=hint, see=2):
         same([*aligned, bias], "length")
