@@ -297,6 +297,7 @@ def export_batches(trial: Trial, answer: Any) -> None:
     with trial.group("model and example stay as they are", hint="who works with the original?", see=1, free=True):
         mixed = _noisy()
         mixed.function[1].eval()
+        mixed.function[2][0].p = 0.0  # in training mode it would differ from its program, and be refused
         writes = _Model(lambda x: x.mul_(2) + 1)
         for case, model in (("a model in training", mixed), ("a model that writes into its input", writes)):
             x = torch.randn(6, 4)

@@ -257,7 +257,7 @@ def matmul_cost(trial: Trial, answer: Any) -> None:
 
 # ---- 15-07.4
 
-_WAITS = """item tolist numpy cpu __array__ __bool__ __float__ __int__ __index__ __format__ __repr__ nonzero
+_WAITS = """item tolist numpy cpu __bool__ __float__ __int__ __index__ __format__ __repr__ nonzero
     masked_select unique equal"""
 
 
