@@ -35,14 +35,14 @@ STUDENTS_CURE = "run `%pip install -r requirements.txt` in the course's folder (
 
 
 def for_students(source: str, address: str = "") -> str:
-    """A cell's source; if it begins with the guard, that is now the one of notebooks that are handed out.
+    """A cell's source; if it has the guard, that is now the one of notebooks that are handed out.
 
     It takes the course from `address` if no wheel lies beside the notebook, and names the students' way to get it.
     """
-    if not source.startswith(GUARD):
+    if GUARD not in source:
         return source
     found_at = f"from {address}" if address else "where you got this notebook"
     lines = GUARD.replace(CURE, STUDENTS_CURE.format(source=found_at))
     if address:
         lines = lines.replace(_BESIDE, _FETCHED.format(address=address))
-    return lines + source.removeprefix(GUARD)
+    return source.replace(GUARD, lines)

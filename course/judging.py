@@ -112,8 +112,7 @@ def judge(link: Connection, job: Job) -> None:
 
 
 def _lines(item: Any) -> list:
-    see = f"open Hint {item.see} of the task" if item.see else ""
-    return [item.name, item.passed, item.expected, item.got, "; ".join(filter(None, (item.hint, see)))]
+    return [item.name, item.passed, item.expected, item.got, item.advice]
 
 
 def _hidden_failure(job: Job, namespace: dict[str, Any]) -> str:

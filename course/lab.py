@@ -7,10 +7,15 @@ A topic (15-07) opens its notebook instead of the start page. Options that aren'
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.util
 import os
 import re
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+import webbrowser
 from pathlib import Path
 
 from course import syllabus, workbook
@@ -50,8 +55,36 @@ def main(args: argparse.Namespace) -> int:
         print(f"lab: {error}", file=sys.stderr)
         return 2
     first = args.output / named[0].path.name if named else page
+    first = first if first.is_file() else page
     extra = [argument for argument in args.extra if argument not in topics]
-    return subprocess_status(command(first if first.is_file() else page, extra), environment(args.output.resolve()))
+    if address := running(first):
+        print(f"JupyterLab is already running in {first.resolve().parent}: {address}")
+        if "--no-browser" not in extra:
+            webbrowser.open(address)
+        return 0
+    return subprocess_status(command(first, extra), environment(args.output.resolve()))
+
+
+def running(page: Path) -> str:
+    """The page's address at a server that has the page's folder open already and answers; "" if there is none.
+
+    With a second server two tabs could save the same file.
+    """
+    from jupyter_server.serverapp import list_running_servers  # here: importing it takes seconds
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer in its place
+    for server in list_running_servers():
+        if Path(server["root_dir"]).resolve() != page.resolve().parent:
+            continue
+        try:
+            opener.open(f"{server['url']}api", timeout=3).close()
+        except urllib.error.HTTPError:
+            pass  # it wants a password: that is an answer, too
+        except (OSError, http.client.HTTPException):
+            continue
+        token = f"?token={server['token']}" if server["token"] else ""
+        return f"{server['url']}lab/tree/{urllib.parse.quote(page.name)}{token}"
+    return ""
 
 
 def command(page: Path, extra: list[str]) -> list[str]:

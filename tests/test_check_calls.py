@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from shared.checks import notebook, topic_15_03, words
 from shared.checks.exercise import CheckInterrupted, exercise, exercises_of
-from shared.checks.report import CheckFailed
+from shared.checks.report import CheckFailed, Item
 
 NAN = float("nan")
 
@@ -108,6 +108,8 @@ def test_a_failure_says_what_and_where(answer, message):
 def test_a_failure_names_the_folded_hint_to_open():
     assert doubling.run(lambda x: x).failure.see == 2
     assert "hint:     multiply; open Hint 2 of the task" in str(doubling.run(lambda x: x))
+    assert Item("i", False, hint="why?", see=2).advice == "why? Open Hint 2 of the task"
+    assert Item("i", False, see=2).advice == "open Hint 2 of the task"
     assert "open Hint" not in str(doubling.run(lambda x: 2 * x.float()))
 
 
@@ -117,7 +119,7 @@ def test_jupyter_shows_points_and_the_way_on_below_the_report_and_no_traceback(c
     assert "Exercise 15-99.1 · Doubling: failed, 0 of 30 points" in capsys.readouterr().out
     assert failure.value._render_traceback_() == [
         "0 of 30 points",
-        "To go on without solving it, put this line first into this cell: check.doubling.skip()",
+        "To go on without solving it, put this line above the check's call in this cell: check.doubling.skip()",
     ]
 
 
@@ -130,6 +132,17 @@ def test_a_skipped_exercise_is_still_judged_but_hands_out_its_stand_in_and_raise
     assert doubling.used == "stand-in: 2 * x"
     right = lambda x: 2 * x  # noqa: E731
     assert doubling(right) is right
+
+
+def test_a_skip_ends_when_its_line_is_gone():
+    doubling.skip()
+    doubling(spoilt)
+    with pytest.raises(CheckFailed):
+        doubling(spoilt)
+
+
+def test_a_misspelt_name_is_said():
+    assert "is the name misspelt, or not defined yet?" in str(doubling.run(lambda x: 2 * y))  # noqa: F821
 
 
 def test_only_a_bare_notimplementederror_is_a_stub(capsys):
@@ -145,10 +158,11 @@ def test_only_a_bare_notimplementederror_is_a_stub(capsys):
     assert doubling.used == "stand-in: 2 * x"
     assert capsys.readouterr().out.splitlines() == [
         "Exercise 15-99.1 · Doubling: not attempted yet",
+        "  If you have written an answer, run its cell first (Shift+Enter), then this one.",
         "  the cells below use the course's answer: 2 * x",
     ]
     assert tripling(stub) is None
-    assert capsys.readouterr().out.splitlines() == ["Exercise 15-99.2 · Tripling: not attempted yet"]
+    assert capsys.readouterr().out.splitlines()[0] == "Exercise 15-99.2 · Tripling: not attempted yet"
     assert doubling.run(stub).earned == 0
     with pytest.raises(CheckFailed, match="Could not run"):
         doubling(torchs_own)
@@ -336,5 +350,5 @@ def test_ipython_shows_an_interrupt_in_one_line_and_a_failure_without_a_tracebac
         InteractiveShell.clear_instance()
         shell.history_manager.end_session()
     assert re.fullmatch(r"Exercise 15-99\.1: interrupted in endless, line 2: raise KeyboardInterrupt\n", interrupted)
-    assert failed.rstrip().endswith("put this line first into this cell: check.doubling.skip()")
+    assert failed.rstrip().endswith("put this line above the check's call in this cell: check.doubling.skip()")
     assert "Traceback" not in failed

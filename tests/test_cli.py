@@ -6,9 +6,12 @@ import importlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -219,6 +222,39 @@ def test_lab_opens_the_workbook_and_passes_options_on(monkeypatch, tmp_path):
     settings = Path(env["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0], "labconfig", "page_config.json")
     disabled = json.loads(settings.read_text(encoding="utf-8"))
     assert disabled["disabledExtensions"]["@jupyter/nbgrader"], "students need no instructor's buttons"
+
+
+def test_lab_opens_the_server_that_has_the_folder_open_already(monkeypatch, tmp_path, capsys):
+    answering = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)  # says that it has no /api
+    threading.Thread(target=answering.serve_forever, daemon=True).start()
+    free = socket.create_server(("127.0.0.1", 0))
+    closed = free.getsockname()[1]
+    free.close()
+    runtime, started, opened = tmp_path / "runtime", [], []
+    runtime.mkdir()
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(runtime))
+    monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append(command) or 0)
+    monkeypatch.setattr(lab.webbrowser, "open", opened.append)
+    monkeypatch.setattr(lab.workbook, "make", lambda notebooks, folder: 0)
+
+    def make_lab(port, folder, *extra):
+        server = {"pid": os.getpid(), "root_dir": str(folder), "url": f"http://127.0.0.1:{port}/", "token": "t"}
+        (runtime / "jpserver-1.json").write_text(json.dumps(server))
+        assert lab.main(argparse.Namespace(output=tmp_path / "w", extra=list(extra))) == 0
+        return capsys.readouterr().out
+
+    try:
+        make_lab(answering.server_port, tmp_path / "another")
+        make_lab(closed, tmp_path / "w")
+        assert (len(started), opened) == (2, [])
+        said = make_lab(answering.server_port, tmp_path / "w")
+        address = f"http://127.0.0.1:{answering.server_port}/lab/tree/00_START_HERE.ipynb?token=t"
+        assert said.splitlines()[-1] == f"JupyterLab is already running in {tmp_path.resolve() / 'w'}: {address}"
+        make_lab(answering.server_port, tmp_path / "w", "--no-browser")
+        assert (len(started), opened) == (2, [address])
+    finally:
+        answering.shutdown()
+        answering.server_close()
 
 
 def test_lab_opens_a_topic_that_is_named(monkeypatch, tmp_path, capsys):

@@ -417,7 +417,7 @@ def test_grading_is_a_function_of_a_file(tmp_path):
     (one,) = [exercise for exercise in graded.exercises if exercise.number == NUMBER]
     (failed,) = [demand for demand in one.demands if not demand["passed"]]
     assert failed["name"] == "optimizer"
-    assert "open Hint 1 of the task" in failed["hint"]
+    assert "Open Hint 1 of the task" in failed["hint"]
     assert pickle.loads(pickle.dumps(graded)) == graded
     assert Graded.from_json(json.loads(json.dumps(graded.to_json()))) == graded
     with pytest.raises(UnreadableError, match="No such file"):

@@ -16,10 +16,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from course import lab, start_page, syllabus, workbook
 from course.exercise_form import check_metadata
+from course.guard import for_students
 from course.selection import select
 from course.site import PARTS
 from shared.checks.exercise import exercise
 from shared.checks.report import CheckFailed
+from shared.checks.warm_up import reference
 from shared.progress import read_progress, show_progress
 
 
@@ -110,6 +112,27 @@ def warm_up(answer):
 def test_the_warm_up_as_it_is_handed_out_is_not_attempted():
     stub = start_page.start_page(syllabus.load(), {}).cells[-2].source
     assert warm_up(stub).startswith("Exercise 0 · Warm-up: not attempted yet")
+
+
+def test_the_way_on_works_where_the_check_says_that_it_goes():
+    """Also after a restart, when nothing has imported the check before its cell."""
+    page = start_page.start_page(syllabus.load(), {}).cells
+    answer = "def cube_backward(x, upstream):\n    return x"
+    where, line = warm_up(answer).splitlines()[-1].rsplit(": ", 1)
+    assert "above the check's call" in where
+    above, call = page[-1].source.rsplit("\n", 1)
+    namespace = {}
+    exec("\n".join((answer, above, line, call)), namespace)
+    assert namespace["cube_backward"] is reference
+
+
+def test_the_cell_that_counts_says_so_in_the_line_that_is_seen_when_it_is_folded():
+    first, rest = start_page.PROGRESS.split("\n", 1)
+    assert first.startswith("# What you have done")
+    assert rest.startswith(start_page.GUARD)
+    handed_out = for_students(start_page.PROGRESS)
+    assert handed_out.startswith(first)
+    assert "run `make lab`" not in handed_out
 
 
 def test_the_site_quotes_what_the_warm_up_s_check_says():

@@ -31,6 +31,8 @@ from shared.checks.trial import UNFINISHED, StopChecking, Trial
 
 RUNS = "the answer runs"  # the item that fails when an answer raises where no demand looks for it
 ENDS = "the answer comes to an end"
+NOT_RUN = "If you have written an answer, run its cell first (Shift+Enter), then this one."
+MISSPELT = "is the name misspelt, or not defined yet?"
 SECONDS = 60.0  # after which a check is ended
 SEED = 1501
 
@@ -137,15 +139,16 @@ class Exercise:
             except KeyboardInterrupt as error:
                 where = students_line(error) or "in the check, not in a line of yours"
                 raise CheckInterrupted(f"Exercise {self.number}: interrupted {where}") from None
+        skipped, self._skipped = self._skipped, False  # so that it counts no more when its line is gone
         notebook.remember(result)
         if result.status == "passed":
             self.used = f"your {getattr(answer, '__name__', 'answer')}"
             notebook.show(f"{result}\n{self._progress()}", result)
             return answer
-        goes_on = result.status == "not attempted" or self._skipped or notebook.is_graded()
+        goes_on = result.status == "not attempted" or skipped or notebook.is_graded()
         text = str(result)
         if result.status == "not attempted":
-            text += " yet"
+            text += f" yet\n  {NOT_RUN}"
         if goes_on and self.stand_in is not None:
             name = "" if self.stand_in_name == "ours" else f": {self.stand_in_name}"
             text += f"\n  the cells below use the course's answer{name}"
@@ -156,7 +159,7 @@ class Exercise:
         return self._hand_out()
 
     def skip(self) -> None:
-        """Let this exercise's check return the stand-in from now on, also for a wrong answer, and raise no more."""
+        """Let the next call of this exercise's check return the stand-in also for a wrong answer, and not raise."""
         self._skipped = True
 
     def _hand_out(self) -> Any:
@@ -168,7 +171,8 @@ class Exercise:
         return self._handed_out[-1]
 
     def _failure(self, result: Result) -> CheckFailed:
-        way_on = f"To go on without solving it, put this line first into this cell: check.{self.body.__name__}.skip()"
+        way_on = "To go on without solving it, put this line above the check's call in this cell: "
+        way_on += f"check.{self.body.__name__}.skip()"
         return CheckFailed(f"{result}\n  {way_on}", f"{result.earned:g} of {result.points} points\n{way_on}")
 
     def _progress(self) -> str:
@@ -224,6 +228,8 @@ def _raised(error: BaseException, group: str, seconds: float) -> Item:
         return Item(ENDS, False, True, f"an end within {seconds:g} s", describe(error), hint)
     if is_stub(error):
         return Item(RUNS, False, True, "a finished answer", describe(error), UNFINISHED)
+    if isinstance(error, NameError) and students_line(error):
+        return Item(group or RUNS, False, not group, "no exception", describe(error), MISSPELT)
     hint = "if a line of yours is named, run it by itself; else read what the task says of results, "
     hint += "and report the check if yours are right"
     return Item(group or RUNS, False, not group, "no exception", describe(error), hint)

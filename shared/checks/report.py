@@ -47,15 +47,22 @@ class Item:
     see: int | None = None
     free: bool = False
 
+    @property
+    def advice(self) -> str:
+        """The hint, and which of the task's hints to open."""
+        if not self.see:
+            return self.hint
+        if self.hint.endswith("?"):
+            return f"{self.hint} Open Hint {self.see} of the task"
+        return f"{self.hint}; open Hint {self.see} of the task".removeprefix("; ")
+
     def lines(self) -> list[str]:
         """How the item is shown."""
         if self.passed:
             return [] if self.guard else [f"  ok     {self.name}"]
         indent = " " * 19
-        open_hint = f"open Hint {self.see} of the task" if self.see else ""
-        hint = "; ".join(filter(None, (self.hint, open_hint)))
         shown = textwrap.wrap(f"  WRONG  {self.name}", WIDTH, subsequent_indent=indent[:9])
-        for label, text in (("expected", self.expected), ("got", self.got), ("hint", hint)):
+        for label, text in (("expected", self.expected), ("got", self.got), ("hint", self.advice)):
             if not text and label == "hint":
                 continue
             first, *more = text.splitlines() or [""]

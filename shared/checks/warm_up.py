@@ -26,6 +26,6 @@ def cube_backward(trial: Trial, answer) -> None:
         "another upstream, [1, 10, 0]",
         answer(x, upstream),
         reference(x, upstream),
-        hint="what reaches x where nothing comes from above?",
+        hint="what becomes of the gradient that comes from above?",
         see=2,
     )
