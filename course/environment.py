@@ -34,7 +34,7 @@ PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connectio
 LOCK_LIMIT = 3600  # seconds to wait for another process's installation
 TELL_EVERY = 10.0  # seconds; pip says nothing while it unpacks, for minutes
 # what a command can do without when nothing may be installed (COURSE_ENV=current)
-ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}}
+ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}, "jupyter_server": {"lab"}}
 
 PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely causes:
 - The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror. If it is the one in

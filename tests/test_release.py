@@ -258,9 +258,9 @@ def test_the_address_is_that_of_the_syllabus_or_not_missed(bundle):
     assert "https://example.org/course" in named["README.md"].decode()
     assert "ask whoever gave you this folder" in unnamed["README.md"].decode()
     for name in (name for name in bundle if name.endswith(".ipynb")):
-        (with_address,) = (cell.source for cell in cells(named[name]) if "find_spec" in cell.source[:200])
+        (with_address,) = (cell.source for cell in cells(named[name]) if "find_spec" in cell.source[:400])
         assert "(get it from https://example.org/course)" in with_address
-        (without,) = (cell.source for cell in cells(unnamed[name]) if "find_spec" in cell.source[:200])
+        (without,) = (cell.source for cell in cells(unnamed[name]) if "find_spec" in cell.source[:400])
         assert "(get it where you got this notebook)" in without
         assert "make lab" not in without
 
