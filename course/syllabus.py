@@ -111,9 +111,9 @@ def number_key(number: str) -> tuple[int, int]:
     return int(module), int(topic)
 
 
-def load(path: Path = SYLLABUS_FILE) -> Syllabus:
-    """Read and validate a syllabus. Raises SyllabusError."""
-    path = path.resolve()
+def load(path: Path | None = None) -> Syllabus:
+    """Read and validate a syllabus, by default SYLLABUS_FILE. Raises SyllabusError."""
+    path = (path or SYLLABUS_FILE).resolve()
     try:
         return parse(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
