@@ -1,7 +1,8 @@
 """Run the tests: each notebook as it is (nbval), and those of the helpers and tools. In ten minutes on two cores.
 
 --all adds what is about one notebook: the tests of its checks and lesson, and its student edition, unsolved and solved,
-on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, a machine without a network.
+on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, JupyterLab in a browser, a
+machine without a network.
 In half an hour; CI runs it.
 
 A topic (15-01 or 15-1) or a notebook file means all that is about that notebook: its two executions and its checks'
@@ -29,7 +30,7 @@ from course.settings import SettingError, check_settings
 TAKES_EXTRA_ARGUMENTS = True
 ALL = "--all"
 ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
-ELSEWHERE = ["*test_nbgrader.py", "*test_grade_elsewhere.py", "*test_offline.py"]
+ELSEWHERE = ["*test_nbgrader.py", "*test_grade_elsewhere.py", "*test_jupyterlab.py", "*test_offline.py"]
 WORKERS = 2
 WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
 NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
