@@ -44,9 +44,8 @@ def careful_module(trial: Trial, answer: Any) -> None:
     """`CarefulModule`, derived from MiniModule, files a name where nn.Module files it, and nowhere else."""
     mini_module = derived(trial, answer, "MiniModule")
 
-    class Child(mini_module, nn.Module):
-        """A module to the answer and to nn.Module."""
-
+    # a module to the answer and to nn.Module, whose name in an error is that of a class of the notebook
+    Child = type("Child", (mini_module, nn.Module), {"__module__": "__main__"})
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
         "a parameter": nn.Parameter(torch.randn(1)),
