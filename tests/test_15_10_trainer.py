@@ -196,6 +196,16 @@ def test_max_steps_at_the_end_of_an_epoch_finishes_it(lesson):
     assert (trainer.step, trainer.epochs_done, trainer.batches_done) == (14, 2, 0)
 
 
+@pytest.mark.parametrize("name", ["NoState", "RunState"])
+def test_a_sampler_hears_the_epoch_with_and_without_a_state_to_keep(lesson, name):
+    sampler = lesson.ResumableSampler(35)
+    loader = DataLoader(TensorDataset(*map(torch.cat, zip(*batches(7), strict=True))), 5, sampler=sampler)
+    heard = []
+    callback = at(lesson, "on_epoch_end", lambda trainer: heard.append((sampler.epoch, sampler.start)))
+    assert fitted(lesson, [callback], loader, epochs=3, state=getattr(lesson, name)()).step == 21
+    assert heard == [(0, 0), (1, 0), (2, 0)]
+
+
 @pytest.mark.parametrize("first", [3, 7, 9, 14])
 def test_a_run_that_max_steps_has_ended_goes_on_with_the_same_bits_and_validations(lesson, tmp_path, first):
     def run(folder, max_steps):

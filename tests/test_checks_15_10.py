@@ -782,6 +782,7 @@ class ByFlag(ANSWERS["RunState"]):
 _BEGAN = '            set_generator_states(trainer, states["began"])\n'
 _NOTES = "        self.began = generator_states(trainer)\n"
 _REFUSES = '        refuse_another_run(trainer, self.saved["fingerprint"])\n'
+_TAKE = "        self.take(trainer)\n"
 _TAKES = "        self.pending = self.saved\n        self.saved = None\n"
 _AT_ONCE = "        if trainer.batches_done == 0:\n            self.put_back(trainer)\n"
 _LATER = "        if self.pending is not None:\n            self.put_back(trainer)\n"
@@ -837,7 +838,7 @@ WRONG_STATE = {
         "another run",
     ),
     "taken before it is refused": (
-        variant("state", (_REFUSES + _TAKES, _TAKES + _REFUSES.replace("saved", "pending"))),
+        variant("state", (_REFUSES + _TAKE, _TAKE + _REFUSES.replace("saved", "pending"))),
         "another run",
     ),
     "a second fit resumes again": (variant("state", (_TAKES, _TAKES.splitlines(True)[0])), "a second fit"),
