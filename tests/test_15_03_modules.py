@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from course.lesson_code import answers, definitions
 
 CELLS = """
-    mini-tables mini-walk mini-module mini-module-list split-vit two-vits rule split-to-fused rule-find
-    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves tied-net exit-net exit-class
-    exit-route skip residual gate gate-loss flops-of assert-partition norms successor replace-modules lazy-scale
-    lazy-scale-class norm-linear
+    mini-tables mini-walk mini-module mini-module-list split-vit two-vits first-renames rule split-to-fused
+    rule-find rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves tied-net
+    exit-net exit-class exit-route skip residual gate gate-loss flops-of assert-partition norms successor
+    replace-modules lazy-scale lazy-scale-class norm-linear
 """
 
 
@@ -175,9 +175,9 @@ class TestPartition:
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
         first = list(net[0].parameters())
         lesson.assert_partition(net, [{"params": first}])
-        with pytest.raises(ValueError, match=r"1\.bias in 1 groups"):
+        with pytest.raises(ValueError, match=r"1\.bias in 1 group"):
             lesson.assert_partition(net, [{"params": first}, {"params": [net[1].bias]}])
-        with pytest.raises(ValueError, match=r"0\.bias in 2 groups"):
+        with pytest.raises(ValueError, match=r"0\.bias in 2 group"):
             lesson.assert_partition(net, [{"params": first}, {"params": [net[0].bias]}])
         with pytest.raises(TypeError, match="must be a list"):
             lesson.assert_partition(net, [{"params": net.parameters()}])

@@ -21,8 +21,8 @@ from course.lesson_code import answers, definitions
 from shared.checks import topic_15_03 as check
 
 CELLS = """
-    mini-tables mini-walk mini-module flops-of norms assert-partition norm-linear rule split-to-fused rule-find
-    rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves
+    mini-tables mini-walk mini-module flops-of norms assert-partition norm-linear first-renames rule
+    split-to-fused rule-find rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves
 """
 GIVEN = definitions("15-03", *CELLS.split())
 ANSWERS = answers("15-03", given=GIVEN)
