@@ -195,6 +195,7 @@ WRONG_SCRIPTABLE = {
     "each label once": (scriptable((_COUNT_UP, "counts[name] = 1")), "plain Python"),
     "the last is the first": (scriptable(("if len(counts) == 0:", "if True:")), "plain Python"),
     "can't be trained": (scriptable(("self.fc(x) * scale", "self.fc(x).detach() * scale")), "without a graph"),
+    "float32 whatever comes in": (scriptable(("self.fc(x) * scale", "self.fc(x).float() * scale")), "float64"),
     "a mask of all the scores' size": (
         scriptable(
             (
@@ -281,6 +282,7 @@ WRONG_BATCHES = {
     "returns the module": (lambda *given: ANSWERS["export_batches"](*given).module(), "ExportedProgram"),
     "the example as it is": (batches((_TWO, "two = example")), "takes every batch size[\\s\\S]*Hint 2"),
     "sixteen rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=16)')), "takes every batch size"),
+    "a million rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=10**6)')), "no largest"),
     "two rows at least": (batches((_SIZE, 'Dim("batch", min=2)')), "takes every batch size"),
     "AUTO": (batches((_SIZE, "Dim.AUTO")), "special about this size"),
     "every dimension may vary": (
@@ -334,12 +336,26 @@ WRONG_BATCHES = {
     ),
     "one row isn't compared": (same("same = True"), "on one row"),
     "one row only has to run": (same("same = module(*copied(one)) is not None"), "on one row"),
+    "compared absolutely": (
+        same("torch.testing.assert_close(_got, want, rtol=0, atol=1e-4, equal_nan=True)", "same = True"),
+        "rounding are no difference",
+    ),
     "NaN differs from NaN": (
         same("torch.testing.assert_close(_got, want, rtol=1e-4, atol=1e-4)", "same = True"),
         "NaN in both",
     ),
     "all errors replaced": (batches((_USER_ERROR, _ONE_ERROR)), "other errors"),
     "all of a kind replaced": (batches((_USER_ERROR, "    except RuntimeError as error:\n")), "other errors"),
+    "a branch on data taken for a batch": (
+        batches(
+            (
+                _USER_ERROR,
+                "    except (torch._dynamo.exc.UserError,"
+                " torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:\n",
+            )
+        ),
+        "an if on the data",
+    ),
 }
 
 # ---- cond
@@ -385,6 +401,35 @@ class DarkFirst(Enhance):
         return self.body(prepared)
 
 
+class WhereInABranch(Enhance):
+    """One branch computes all three ways, one is never taken; others decide about numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += torch.cond(level < 0.1, lambda d: d * 0 + 1, lambda d: d * 0, (self.dark,))
+        torch.cond(level > 0.5, lambda a: a + 1, lambda a: a + 2, (level,))
+        return self.body(torch.cond(level > 2, lambda x, a: 1 - x, self._all, (x, level)))
+
+    def _all(self, x, a):
+        return torch.where(a > 0.5, 1 - x, torch.where(a < 0.1, (x * (0.28 / a)).clamp(max=1), x))
+
+
+class MasksInABranch(WhereInABranch):
+    def _all(self, x, a):
+        up, down = (a > 0.5).to(x.dtype), (a < 0.1).to(x.dtype)
+        lifted = (x * (0.28 / a)).clamp(max=1).nan_to_num()
+        return up * (1 - x) + down * lifted + (1 - up) * (1 - down) * x
+
+
+class AllInEachBranch(WhereInABranch):
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.mean()
+        self.dark += (level < 0.1).long()
+        ways = [lambda x, a, n=n: self._all(x, a) + n * 0 for n in (0.0, 1.0)]
+        rest = lambda x, a: torch.cond(a < 0.1, *ways, (x, a))  # noqa: E731
+        return self.body(torch.cond(level > 0.5, lambda x, a: self._all(x, a), rest, (x, level)))
+
+
 _COUNT = "        self.dark += dark.long()\n"
 _COND = "x = torch.cond(level > 0.5, invert, not_negative, (x, level))"
 _LEVEL = "        level = x.mean()\n"
@@ -414,6 +459,18 @@ WRONG_COND = {
         ),
         "branch of torch.cond",
     ),
+    "where in a branch": (WhereInABranch, "inverts, makes brighter"),
+    "masks in one branch": (MasksInABranch, "inverts, makes brighter"),
+    "all in each branch": (AllInEachBranch, "inverts, makes brighter"),
+    "ordinary scans are lifted": (
+        cond(
+            (
+                "return torch.cond(level < 0.1, lift, keep, (x, level))",
+                "return torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))",
+            )
+        ),
+        "makes brighter, asks torch.cond",
+    ),
     "other thresholds in the program": (cond(("level > 0.5,", f"level >= 0.5 if {_EXPORTS} else level > 0.5,")), "0.5"),
     "counts otherwise in the program": (
         cond(("dark = level < 0.1", f"dark = level <= 0.1 if {_EXPORTS} else level < 0.1")),
@@ -425,6 +482,7 @@ WRONG_COND = {
     "never counts": (cond((_COUNT, "")), "dark counts"),
     "no clamp": (cond((".clamp(max=1)", "")), "takes each way"),
     "clamps at both ends": (cond((".clamp(max=1)", ".clamp(0.2, 1)")), "takes each way"),
+    "no pixel below zero": (cond((".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
     "lifts to another level": (cond(("0.28 / level", "0.3 / level")), "takes each way"),
     "the level of each image": (
         cond(("(x * (0.28 / level))", "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))")),
@@ -604,12 +662,14 @@ WRONG_LOADER = {
         loader((_SHAPE, "            if False:\n"), ("if not " + _CLOSE, "if False")),
         "answers otherwise",
     ),
+    "the mean is compared": (compares("(got - want).mean().abs() <= tolerance"), "answers otherwise"),
     "NaN passes": (compares("not ((got - want).abs().max() > tolerance)"), "NaN"),
     "relative differences": (loader(("rtol=0, atol=tolerance", "atol=tolerance, rtol=0.1")), "answers otherwise"),
+    "slightly relative differences": (loader(("rtol=0, atol", "rtol=1e-6, atol")), "answers otherwise"),
     "one reason for all": (loader((_FAILED, 'failed.append((form["file"], "it failed"))')), "three reasons"),
     "exceptions in the list": (loader((_FAILED, 'failed.append((form["file"], error))')), "three reasons"),
     "a fixed tolerance": (loader(("atol=tolerance", "atol=1e-4")), "answers otherwise"),
-    "another default": (loader(("tolerance: float = 1e-4", "tolerance: float = 1e-2")), "off by 5e-4"),
+    "another default": (loader(("tolerance: float = 1e-4", "tolerance: float = 1e-2")), "off by 1.5e-4"),
     "TorchScript in its mode": (loader((_GET, _GET.replace(".eval()", ""))), "evaluation mode"),
     "the mode of build": (
         loader(("        return model.eval()\n", "        return model\n")),

@@ -101,7 +101,9 @@ WRONG_REPLACE = {
         replace(("            gm.graph.erase_node(node)\n", "")),
         "everything else stays|no nn.ReLU",
     ),
+    "in training mode": (replace(("symbolic_trace(model)", "symbolic_trace(copy.deepcopy(model).train())")), "place of each ReLU"),
     "writes into the model": (replace((_DELETE, _DELETE + "    model.act = nn.ReLU6()\n")), "model stays as it is"),
+    "freezes": (replace((_DELETE, _DELETE + "    model.requires_grad_(False)\n")), "model stays as it is"),
     "modules left": (replace((_DELETE, "")), "holds no nn.ReLU"),
     "by name": (replace((_IS_RELU, '"ReLU" in type(gm.get_submodule(node.target)).__name__')), "everything else stays"),
     "modules of that name": (replace((_IS_RELU, _IS_RELU + ' or node.target == "relu"')), "layer that is named relu"),
@@ -165,6 +167,10 @@ WRONG_FLOPS = {
         "used as it is",
     ),
     "with gradients": (flops(("with torch.no_grad():", "with torch.enable_grad():")), "no gradients"),
+    "left off": (
+        flops(("    with torch.no_grad():\n        Counter", "    torch.set_grad_enabled(False)\n    Counter")),
+        "no gradients[\\s\\S]*after it",
+    ),
     "evaluation mode": (flops(("    with torch.no_grad", "    gm.eval()\n    with torch.no_grad")), "model stays"),
     "training mode": (flops(("    with torch.no_grad", "    gm.train()\n    with torch.no_grad")), "model stays"),
 }  # fmt: skip
@@ -190,6 +196,7 @@ def cse_by_building(gm):
 
 
 cse = partial(variant, "cse")
+_END = "            first[key] = node\n    return fx.GraphModule(gm, graph)"
 _INPUTS = 'node.op in ("placeholder", "output")'
 _PURE = '    if "writes" in effects:'
 _ARGS = "repr(node.args), repr(node.kwargs)"
@@ -202,6 +209,7 @@ WRONG_CSE = {
         "constants differ",
     ),
     "in place": (cse(("copy.deepcopy(gm.graph)", "gm.graph")), "gm stays as it is"),
+    "in evaluation mode": (cse((_END, _END + ".eval()")), "gm stays as it is"),
     "merges nothing": (cse(("if key in first:", "if False:")), "compute the same are one"),
     "not in turn": (
         cse(("if key in first:", "if key in first and not any(n.op.startswith('call') for n in node.all_input_nodes):")),
@@ -210,6 +218,8 @@ WRONG_CSE = {
     "neighbours only": (cse(("first[key] = node", "first = {key: node}")), "compute the same are one"),
     "get_attr left": (cse((_INPUTS, _INPUTS.replace(")", ', "get_attr")'))), "compute the same are one"),
     "keywords forgotten": (cse((", repr(node.kwargs)", "")), "are one"),
+    "targets by name": (cse(("node.target,", "getattr(node.target, '__name__', node.target),")), "are one"),
+    "operands sorted": (cse(("repr(node.args)", "str(sorted(map(repr, node.args)))")), "are one"),
     "random ones merged": (cse((' or does == "random"', "")), "random nodes are kept"),
     "random: nothing merged": (cse((_PURE, '    if {"writes", "random"} & set(effects):')), "random nodes are kept"),
     "writes ignored": (cse((_PURE, "    if False:")), "keeps all of its nodes"),
@@ -361,6 +371,7 @@ WRONG_INSERT = {
     "padding lost": (insert(("layer.stride, layer.padding,", "layer.stride, 0,")), "outputs equal"),
     "groups lost": (insert(("layer.dilation, layer.groups)", "layer.dilation)")), "outputs equal|RuntimeError"),
     "bias lost": (insert((_BIAS, "None")), "outputs equal"),
+    "doesn't observe": (insert((_PLACED, _PLACED + "\n            quantizer.observing = False")), "passes one[\\s\\S]*observing"),
     "rounds at once": (insert((_PLACED, _PLACED + "\n            quantizer.rounding = True")), "outputs equal"),
     "any padding mode": (insert(('!= "zeros"', '== "?"')), "outputs equal"),
     "one for each layer": (
@@ -463,6 +474,8 @@ WRONG_BACKEND = {
     ),
     "runs the old graph": (backend(_START, ("return gm.forward", "return start.forward")), "in order"),
     "doesn't compare": (backend((_CLOSE, "                trial_run(new, example_inputs)\n")), "other outputs"),
+    "loosely": (backend((_COMPARED, _COMPARED[:-1] + ", rtol=0.01, atol=0.01)")), "other outputs[\\s\\S]*roughly"),
+    "any dtype": (backend((_COMPARED, _COMPARED[:-1] + ", check_dtype=False)")), "other outputs[\\s\\S]*float64"),
     "shares tensors with the pass": (
         backend((_COPIED, "one(fx.GraphModule(gm, copy.deepcopy(gm.graph)))")),
         "other outputs",

@@ -91,15 +91,16 @@ def replace_relu(trial: Trial, answer: Any) -> None:
     """`answer(model, new)` gives a GraphModule with `new` in place of each ReLU."""
     x = torch.randn(3, 5)
     for text, relu in _RELUS.items():
-        layers = {"act": nn.ReLU(), "deep": nn.Sequential(nn.ReLU(inplace=True))}
-        model = _Model(lambda m, x, relu=relu: _twice(partial(relu, m), x), **layers)
+        norm = nn.BatchNorm1d(5).eval()
+        layers = {"act": nn.ReLU(), "deep": nn.Sequential(nn.ReLU(inplace=True)), "norm": norm}
+        model = _Model(lambda m, x, relu=relu: m.norm(_twice(partial(relu, m), x)), **layers)
         before = snapshot(model)
         gm = _result(trial, text, partial(answer, model, _steep))
         with trial.group("model stays as it is", hint="whose modules are changed?", free=True):
             trial.equal(f"modules and tensors, {text}", snapshot(model), before)
         same = "computes what the model does with new in place of each ReLU"
         with trial.group(same, hint="print the result's code: what becomes of this ReLU?", see=1):
-            trial.close(text, _run(gm, x), _twice(_steep, x))
+            trial.close(text, _run(gm, x), _run(norm, _twice(_steep, x)))
         with trial.group("each ReLU is a call of new, the input its only argument", hint="read the node's arguments"):
             new = [(len(node.args), node.kwargs) for node in _calls(gm) if node.target is _steep]
             trial.equal(text, new, [(1, {})] * 2)
@@ -194,7 +195,9 @@ def count_flops(trial: Trial, answer: Any) -> None:
     hint = "what of the model's modules is switched?"
     with trial.group("the model stays as it is", hint=hint, free=True), unchanged(trial, "in both modes", model):
         answer(model, x)
-    trial.equal("no gradients are recorded", any(recorded), False, hint="who switches that off?", free=True)
+    gradients = {"in the run": any(recorded), "after it": torch.is_grad_enabled()}
+    hint = "who switches that off, and on again?"
+    trial.equal("no gradients are recorded", gradients, {"in the run": False, "after it": True}, hint=hint, free=True)
 
     gm = fx.symbolic_trace(model)
     next(iter(gm.graph.find_nodes(op="call_module", target="0"))).name = "renamed"
@@ -208,7 +211,7 @@ def count_flops(trial: Trial, answer: Any) -> None:
 _REPEATED = {  # demand: text: forward, and how many nodes are merged
     "nodes that compute the same are one": {
         "a chain": (lambda m, x: (x + 1).exp() * 2 - (x + 1).exp() * 2, 3),
-        "a difference": (lambda m, x: (x + 1).exp() - (x + 1) * 2, 1),
+        "x + 1 - x, x - (x + 1), torch.add(x, 1)": (lambda m, x: (x + 1 - x) * (x - (x + 1)) * torch.add(x, 1), 1),
         "a list of nodes": (lambda m, x: torch.cat([x + 1, x]) + torch.cat([x + 1, x]) + torch.cat([x, x + 1]), 3),
         "an index with a slice": (lambda m, x: x[1:, ::2] + x[1:, ::2] + x[1:, 1::2], 1),
         "one of two modules": (lambda m, x: m.a(x) + m.a(x) + m.b(x), 1),
@@ -245,13 +248,13 @@ def eliminate_common_subexpressions(trial: Trial, answer: Any) -> None:
     for demand, cases in _REPEATED.items():
         for text, (forward, merged) in cases.items():
             gm = fx.symbolic_trace(_Model(forward, **parts))
-            before = str(gm.graph)
+            before = [str(gm.graph), snapshot(gm)]
             left = len(gm.graph.nodes) - merged
             result = _result(trial, text, partial(answer, gm))
             with trial.group("gm stays as it is", hint="whose graph is edited?", see=2, free=True):
-                trial.equal(f"its graph, {text}", str(gm.graph), before)
+                trial.equal(f"its graph and modules, {text}", [str(gm.graph), snapshot(gm)], before)
             kept = len(result.graph.nodes)
-            hint = "which node is gone, and was there another that computes the same?"
+            hint = "which node is gone, and was there another with its target and arguments?"
             if kept > left:
                 hint = "which two nodes compute the same?"
             with trial.group(demand, hint=hint, see=1 if merged else None, free=merged == 0):
@@ -433,13 +436,13 @@ def insert_fake_quant(trial: Trial, answer: Any) -> None:
                 trial.close(text, _run(gm, x), _run(model, x))
             found = _quantizers(gm)
             demands = {
-                "a value passes one FakeQuant, with 8 bits and one grid": (8, None, False),
-                "a weight passes one FakeQuant, symmetric, as asked": (bits, 0 if per_channel else None, True),
+                "a value passes one FakeQuant, with 8 bits and one grid": (8, None, False, True),
+                "a weight passes one FakeQuant, symmetric, as asked": (bits, 0 if per_channel else None, True, True),
             }
             for (demand, kind), number, quantizers in zip(demands.items(), numbers, found, strict=True):
                 with trial.group(demand, hint="how many, and with which arguments?", see=1):
-                    kinds = [(q.bits, q.axis, q.symmetric) for q in quantizers.values()]
-                    trial.equal(f"bits, axis, symmetric; {text}", kinds, [kind] * number)
+                    kinds = [(q.bits, q.axis, q.symmetric, q.observing) for q in quantizers.values()]
+                    trial.equal(f"bits, axis, symmetric, observing; {text}", kinds, [kind] * number)
             with trial.group("rounded values are what layers see, and nothing else", hint="who uses which node?"):
                 quantized = {*found[0], *found[1]}
                 layers = [node for node in _calls(gm) if node.target in (F.conv2d, F.linear)]
@@ -522,6 +525,14 @@ def _nearly_sin(x: Tensor) -> Tensor:
     return torch.sin(x) * (1 + 1e-6)
 
 
+def _roughly_sin(x: Tensor) -> Tensor:
+    return torch.sin(x) * 1.001
+
+
+def _sin_in_float64(x: Tensor) -> Tensor:
+    return torch.sin(x.double())
+
+
 def _make_pass(name: str, edit: Callable[[fx.Graph], None]) -> Callable[[fx.GraphModule], fx.GraphModule]:
     """A pass that edits the graph that it gets."""
 
@@ -559,7 +570,7 @@ def _doubles_parameters(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _raises(gm: fx.GraphModule) -> fx.GraphModule:
-    _COSINE(gm)
+    _ROUGHLY(gm)
     raise RuntimeError("a pass that gives up halfway")
 
 
@@ -574,10 +585,12 @@ def _dead_code(gm: fx.GraphModule) -> fx.GraphModule:
 _SAME = _make_pass("no_change", lambda graph: None)
 _SHORTER = _make_pass("no_double_negation", _skip_negations)  # right, a node less
 _NEARLY = _make_pass("nearly_sin", partial(_sin_to, _nearly_sin))
-_COSINE = _make_pass("sin_to_cos", partial(_sin_to, torch.cos))
+_ROUGHLY = _make_pass("roughly_sin", partial(_sin_to, _roughly_sin))
+_WIDE = _make_pass("sin_in_float64", partial(_sin_to, _sin_in_float64))
 _NO_RUN = _make_pass("sin_to_inverse", partial(_sin_to, torch.linalg.inv))  # of a matrix that isn't square
 _BAD = (  # demand, a pass that isn't kept, hints
-    ("other outputs aren't kept", _COSINE, "is the result compared, and what happens to it then?", 1),
+    ("other outputs aren't kept", _ROUGHLY, "how closely is the result compared, and what follows?", 1),
+    ("other outputs aren't kept", _WIDE, "what does assert_close compare besides numbers?", None),
     ("other outputs aren't kept", _doubles_parameters, "which tensors does the pass get?", 1),
     ("what raises isn't kept", _raises, "what goes on after an exception?", 1),
     ("what raises isn't kept", _NO_RUN, "where can an exception come from?", None),
