@@ -202,8 +202,6 @@ def wrong_layer(trial: Trial, answer: Any) -> None:
             parameter.grad = torch.ones_like(parameter)
         with unchanged(trial, "after a search", model):
             answer(model, x)
-        kept = [parameter.grad is not None and bool((parameter.grad == 1).all()) for parameter in model.parameters()]
-        trial.equal("whether each .grad is as it was", kept, [True] * len(kept))
 
 
 # ---- 15-09.4
