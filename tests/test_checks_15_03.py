@@ -114,6 +114,10 @@ WRONG_REGISTRATION = {
         registration((_POP, "")),
         "takes the name over[\\s\\S]*Hint 2",
     ),
+    "parameters of one class": (
+        registration(("if isinstance(value, nn.Parameter):", "if type(value) is nn.Parameter:")),
+        "takes the name over",
+    ),
     "children of the same class": (
         registration(("isinstance(value, MiniModule)", "type(value) is type(self)")),
         "takes the name over",
@@ -320,6 +324,10 @@ WRONG_GROUPS = {
     "one step too many": (groups(("len(layers) - 1 - place", "len(layers) - place")), "rates are"),
     "the outermost": (groups(("max(holders, key=len)", "min(holders, key=len)")), "rates are"),
     "by name": (groups((_PLAIN, '"bias" in name or "norm" in name')), "no decay"),
+    "by the class's name": (
+        groups((_PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__')),
+        "no decay",
+    ),
     "by dimension": (groups((_PLAIN, "parameter.ndim < 2")), "no decay"),
     "a group each": (
         groups((_RETURN, _RETURN.replace("ps, ", "[p], ").replace("items()]", "items() for p in ps]"))),
@@ -417,6 +425,15 @@ WRONG_LAZY = {
     ),
     "count less one": (lazy(("correction=0", "correction=1")), "length gives[\\s\\S]*Hint 2"),
     "a variance below 1e-4": (lazy(("deviation < 1e-4", "deviation**2 < 1e-4")), "length gives"),
+    "mean square less square of the mean": (
+        lazy(
+            (
+                "rows.std(dim=0, correction=0)",
+                "((rows**2).mean(dim=0) - rows.mean(dim=0) ** 2).clamp(min=0).sqrt()",
+            )
+        ),
+        "length gives[\\s\\S]*far from 0",
+    ),
     "over the first dimension": (
         lazy((".flatten(0, -2)", ".flatten(1, -2)[:, 0] if x.ndim > 2 else x @ F.normalize(self.direction, dim=1).T")),
         "length gives[\\s\\S]*permuted view",

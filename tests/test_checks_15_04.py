@@ -185,6 +185,7 @@ WRONG_NTXENT = {
         ntxent(("F.normalize(wide, dim=1)", "F.normalize(wide, dim=1, eps=5e-3)")),
         "whatever their lengths",
     ),
+    "-100 for itself": (ntxent(("(itself, -torch.inf)", "(itself, -100.0)")), "the mean over"),
     "one side is a target": (
         ntxent((_CAT, "torch.cat([first, second.detach()])")),
         "gradients reach both[\\s\\S]*cuts the graph",

@@ -53,8 +53,16 @@ def fixed_by_storages(model, optimizer):
 
 
 P, G, B, END = 'sizes["parameters"] += block', 'sizes["gradients"] += block', "model.buffers()", "    return sizes"
+OF = "{{t: 0 for m in [model, *model.children()] for t in m.{}(recurse=False)}}"
 SAVED = "[b for n, b in model.state_dict().items() if n not in dict(model.named_parameters({}))]"
 WRONG_FIXED = {
+    "left of the frozen": (
+        "gradients",
+        "if parameter.requires_grad:",
+        "if parameter.requires_grad or parameter.grad is not None:",
+    ),
+    "512 bytes for nothing": ("parameters", P, 'sizes["parameters"] += max(512, block)'),
+    "children alone": ("parameters", "model.parameters()", OF.format("parameters")),
     "the sum rounded up": (
         "parameters",
         P,
@@ -89,6 +97,7 @@ WRONG_FIXED = {
                 "operators on",
                 "[float(p.flatten()[0]) for p in model.parameters() if p.numel() and not p.is_meta]",
             ),
+            ("gradients dropped", "'gradients'", "model.zero_grad()"),
             ("training mode", "nothing is computed", "model.train()"),
             ("a hook stays", "nothing is computed", "model.register_forward_hook(print)"),
         )
@@ -147,6 +156,13 @@ WRONG_MORTEM = {
     "None": ("is `return` missing", "    return {", "    return None and {"),
     "GPUs 0 to 9": (ALLOCATED, '.split("GPU ")[1].split()[0]', '.split("GPU ")[1][0]'),
     "all GPUs": (ALLOCATED, 'if segment["device"] != gpu:', "if False:"),
+    "a verdict of all GPUs": (
+        "verdict",
+        CAP,
+        '    held, reserved = reserved, sum(s["total_size"] for s in snapshot["segments"])\n' + CAP,
+        R,
+        '"reserved": held',
+    ),
     "pending is allocated": (ALLOCATED, '== "active_allocated"', '!= "inactive"'),
     "the message's allocated": (ALLOCATED, '"allocated": allocated', '"allocated": read("the allocated memory ")'),
     "reserved is active": ("reserved", R, '"reserved": allocated'),
@@ -240,6 +256,7 @@ WRONG_EVALUATE = {
             "losses.cpu()",
             "repr(losses)",
             "losses.to('cpu')",
+            "losses.to(device='cpu')",
             "float(losses.sum())",
             "losses.nonzero()",
             "y.unique()",
@@ -287,6 +304,7 @@ WRONG_PREFETCH = {
     "copies last": ("an op waits for earlier ones only", OPS, "    return sorted(ops, reverse=True)"),
     "no event for the compute": ("a compute starts after its copy", COPIED, "compute, ()"),
     "no event for the buffer": (BUFFER, FREED, "()"),
+    "no event for a compute that takes no time": (BUFFER, "if k >= depth", "if compute and k >= depth"),
     "one buffer too many": (BUFFER, FREED, BACK.format("(depth + 1)")),
     "the last reuse forgotten": (BUFFER, "if k >= depth", "if depth <= k < batches - 1"),
     "the engines' order": (BUFFER, COPY, 'f"c{k}", copy, ()', '"main"', 'f"m{k}"'),
@@ -324,6 +342,7 @@ RESULT, MEET, ORDER = (
 A_LIST, SHARED, ARENA = "a list of ints", "share no byte", "an arena at most"
 WRONG_PLANS = {
     "a tuple": (A_LIST, RESULT, "    return tuple(offsets)"),
+    "an error for none": ("IndexError", RESULT, "    tensors[0]\n" + RESULT),
     "negative offsets": (A_LIST, RESULT, "    return [-place - 512 for place in offsets]"),
     "all at 0": (SHARED, RESULT, "    return [0] * len(tensors)"),
     "lives that share their last event": (SHARED, MEET, "other_birth < death - 1 and birth < other_death - 1"),

@@ -139,6 +139,10 @@ WRONG_SHIFT = {
     "in small steps": (shift_in_small_steps, ONE_MESSAGE),
     "in place": (shift((_END, "    return tensor.copy_(arrived).clone()\n")), "the argument stays"),
     "no copy where nothing moves": (shift((_IF, "        return tensor\n")), f"{NEW}[\\s\\S]*Hint 4"),
+    "one buffer for all calls": (
+        shift((_END, "    return vars(ring_shift).setdefault(tensor.shape, arrived).copy_(arrived)\n")),
+        NEW,
+    ),
     "doesn't wait for its send": (
         shift((_CALLS, _START + "    PENDING.append(sending)\n" + _RECEIVE)),
         "overwritten at once",
@@ -367,6 +371,9 @@ WRONG_TRAIN = {
         ONE,
     ),
     "objects": (train((_REDUCE, _OBJECTS)), f"{ONE}[\\s\\S]*its size,\\s+then its bytes"),
+    "the best is at most 100": (train(("best = inf", "best = 100.0")), MEANS),
+    "lower by little": (train(("mean < best", "mean < best - 1e-5")), MEANS),
+    "losses above zero": (train(("isfinite(loss)", "0 <= loss < inf")), MEANS),
 }
 
 # ---------------------------------------------------------------- bucketed averaging
@@ -425,6 +432,10 @@ WRONG_AVERAGE = {
         OF_ALL,
     ),
     "forgets the group": (average((_ALL, "        dist.all_reduce(flat)\n")), RETURNS),
+    "leaves frozen parameters out": (
+        average(("if p.grad is None:", "if p.grad is None or not p.requires_grad:")),
+        OF_ALL,
+    ),
     "into copies": (average(("append(p.grad)", "append(p.grad.reshape(-1))")), OF_ALL),
     "zeros for None": (
         average((_ALONE, _ALONE.replace("continue", "p.grad = torch.zeros_like(p)\n            continue"))),

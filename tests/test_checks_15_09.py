@@ -420,6 +420,10 @@ WRONG_GROWTH = {
         "confusion_5: the counts",
     ),
     "always on the CPU": (growth((", device=logits.device", "")), "confusion_5: Python reads no value"),
+    "a boolean mask": (
+        growth((f"    return {_BIN}", f"    pairs[pairs >= 0] = pairs.clone()\n    return {_BIN}")),
+        "confusion_5: Python reads no value[\\s\\S]*boolean masks",
+    ),
     "bincount": (
         growth((f"    return {_BIN}", "    return torch.bincount(pairs, minlength=classes * classes)")),
         "confusion_5: Python reads no value",
@@ -518,6 +522,20 @@ WRONG_PAIR = {
     "in place": (
         pair((_STANDARD, "    standard = images.sub_(mean).div_(std)\n")),
         "images and labels stay",
+    ),
+    "in place, put back": (
+        pair(
+            (_STANDARD, "    kept = images.clone()\n    standard = images.sub_(mean).div_(std)\n"),
+            ("    return accuracies", "    images.copy_(kept)\n    return accuracies"),
+        ),
+        "images and labels stay",
+    ),
+    "old gradients": (
+        pair(
+            ("            optimizer.zero_grad()\n", ""),
+            ("            optimizer.step()\n", "            optimizer.step()\n            optimizer.zero_grad()\n"),
+        ),
+        "the training is that of the script",
     ),
     "tensors": (pair(("correct.float().mean().item()", "correct.float().mean()")), "one float for each epoch"),
 }

@@ -556,6 +556,28 @@ WRONG_FILE = {
         ),
         "a write that fails",
     ),
+    "a failed write is silent, and done all the same": (
+        variant(
+            "file",
+            (_WITH, _WITH.replace("with", "from contextlib import suppress\n        with suppress(OSError),")),
+            (_MOVE, "        if not temporary.exists():\n            return\n" + _MOVE),
+        ),
+        "a write that fails",
+    ),
+    "what can't be saved is silent": (
+        variant(
+            "file",
+            (
+                "        torch.save(state, buffer)\n",
+                "        try:\n            torch.save(state, buffer)\n        except Exception:\n            return\n",
+            ),
+        ),
+        "a write that fails",
+    ),
+    "copies the new one over first": (
+        variant("file", (_MOVE, "        self.path.write_bytes(temporary.read_bytes())\n" + _MOVE)),
+        "killed anywhere",
+    ),
     "behind what was left": (variant("file", (_WITH, _WITH.replace('"wb"', '"ab"'))), "killed anywhere"),
     "no fsync": (variant("file", (_FLUSH, "            file.flush()\n")), "on the disk before"),
     "fsync before flush": (variant("file", (_FLUSH, "            os.fsync(file.fileno())\n")), "on the disk before"),
@@ -791,6 +813,10 @@ WRONG_STATE = {
     "all at once": (variant("state", (_AT_ONCE, "        self.put_back(trainer)\n")), "saved in an epoch"),
     "generators of now before the loader": (
         variant("state", ('states["began"]', 'states["now"]')),
+        "saved in an epoch",
+    ),
+    "generators of the first process": (
+        variant("state", ('["generators"][trainer.ranks.rank]\n            set', '["generators"][0]\n            set')),
         "saved in an epoch",
     ),
     "generators aren't set": (variant("state", (_BEGAN, "            pass\n")), "saved in an epoch"),

@@ -48,7 +48,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
     Child = type("Child", (mini_module, nn.Module), {"__module__": "__main__"})
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
-        "a parameter": nn.Parameter(torch.randn(1)),
+        "a parameter": UninitializedParameter(),
         "a module": Child(),
         "a tensor": torch.randn(4),
         "None": None,
@@ -365,7 +365,7 @@ class _Tall(nn.Module):
             {name: nn.ModuleDict({"fc": nn.Linear(2, 2), "norm": nn.LayerNorm((3, 2))}) for name in ("1", "3", "10")}
         )
         self.blocks["3"]["fc"] = self.blocks["1"]["fc"]
-        self.norms = nn.Sequential(nn.LayerNorm((2, 2)), nn.RMSNorm((3, 2)))
+        self.norms = nn.Sequential(type("Own", (nn.LayerNorm,), {})((2, 2)), nn.RMSNorm((3, 2)))
         self.head = nn.Linear(2, 5)
         self.head.weight = self.embed.weight
 
@@ -509,6 +509,7 @@ def lazy_norm_linear(trial: Trial, answer: Any) -> None:
     inputs = {
         "40 rows": rows,
         "a permuted view": torch.randn(3, 8, 6).permute(2, 1, 0),
+        "rows far from 0": rows + 9000,
         "one row": rows[:1],
         "deviations of 0.9e-4, 1.1e-4, 40": torch.tensor([[1.0], [-1.0]]) @ torch.tensor([[0.9e-4, 1.1e-4, 40.0]]),
     }

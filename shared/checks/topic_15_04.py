@@ -154,6 +154,7 @@ def nt_xent_loss(trial: Trial, answer: Any) -> None:
     with trial.group("the mean over all views of both sides, whatever their lengths", hint=hint, see=1):
         for n, d in sizes:
             same([Sample(f"{n} images, {d} dimensions, temperature {t}", *_views(n, d), t) for t in (0.01, 2)])
+        same([Sample("one image, opposite views", *torch.tensor([[[1.0, 2.0]], [[-1.0, -2.0]]]), 0.01)])
     with trial.group("gradients reach both inputs", hint="which line cuts the graph?"):
         for n, d in sizes:
             leaves = torch.randn(2, n, d, dtype=torch.float64).unbind()

@@ -63,13 +63,15 @@ def _models() -> dict[str, nn.Module]:
     tied = nn.Sequential(nn.Embedding(50, 10), nn.Linear(10, 50, bias=False))
     tied[1].weight = tied[0].weight
     shared = torch.ones(300)
+    frozen = nn.Linear(10, 10).requires_grad_(False)
+    frozen.weight.grad = torch.ones(10, 10)  # from the time before
     return {
-        "parameters around 512 bytes": nn.ParameterList([torch.ones(n) for n in (129, 128, 127, 1)]),
+        "parameters around 512 bytes": nn.ParameterList([torch.ones(n) for n in (129, 128, 127, 1, 0)]),
         "buffers around 512 bytes": _with_buffers(*(torch.ones(n, dtype=torch.int8) for n in (511, 512, 513, 1025))),
-        "batch norm in evaluation mode": nn.Sequential(nn.Conv2d(3, 200, 1), nn.BatchNorm2d(200)).eval(),
+        "batch norm in evaluation mode": nn.Sequential(nn.Sequential(nn.BatchNorm2d(200))).eval(),
         "buffers that are not saved": _with_buffers(torch.ones(200), torch.ones(600), saved=False),
         "a buffer in two modules": nn.Sequential(_with_buffers(shared), _with_buffers(shared)),
-        "some parameters frozen": nn.Sequential(nn.Linear(10, 10).requires_grad_(False), nn.Linear(10, 7)),
+        "some parameters frozen": nn.Sequential(frozen, nn.Linear(10, 7)),
         "a tied parameter": tied,
         "bfloat16": nn.Linear(10, 1000, dtype=torch.bfloat16),
         "10 GB on the meta device": nn.Linear(50_000, 50_000, device="meta"),
@@ -206,6 +208,7 @@ def post_mortem(trial: Trial, answer: Any) -> None:
             message = _message(0, f"{512 * asked - less:.2f} MiB", "4.00 GiB", f"{free / 2:.2f} GiB")
             parts = [(used, _USED), (cached // 2, _PENDING), (cached - cached // 2, _FREE)]
             segments = [_segment(0, (512 * MIB * halves, state)) for halves, state in parts if halves]
+            segments.append(_segment(1, (2**38, _FREE)))
             told = f"{message[20:110]}…, allocated {used / 2} GiB, the rest of reserved {cached / 2} GiB"
             rows.append((told, (message, {"segments": segments})))
     for verdict in ("capped", "does not fit", "fragmented", "held elsewhere"):
@@ -273,7 +276,9 @@ class _Waits(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
         masked = any(isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_leaves(args[1:]))
-        moved = name == "to" and any(str(x) == "cpu" for x in args[1:] if not isinstance(x, Tensor))
+        moved = name == "to" and any(
+            str(x) == "cpu" for x in tree_leaves((args[1:], kwargs)) if not isinstance(x, Tensor)
+        )
         if name in _WAITS.split() or moved or (name == "__getitem__" and masked):
             self.found.append((name, self.batches))
         return func(*args, **(kwargs or {}))
@@ -362,7 +367,7 @@ def _times(ops: Sequence[Any], took: Mapping[str, float], engines: bool = True) 
 def prefetch_schedule(trial: Trial, answer: Any) -> None:
     """`answer(batches, copy, compute, depth)` is a list of Ops that overlap without a race."""
     dice = random.Random(6)
-    cases = [(1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (12, 1.0, 1.0, 7)]
+    cases = [(1, 2.0, 3.0, 2), (2, 2.0, 3.0, 1), (3, 1.0, 1.0, 3), (2, 3.0, 1.0, 5), (12, 1.0, 0.0, 7)]
     for _ in range(20):
         copy, compute = dice.choice([0.5, 1.0, 2.0, 2.75]), dice.choice([0.5, 1.0, 2.0, 4.25])
         cases.append((dice.randint(2, 9), copy, compute, dice.randint(1, 4)))
@@ -427,7 +432,7 @@ def _lives(name: str, first: int, last: int) -> list[Life]:
 def plan(trial: Trial, answer: Any) -> None:
     """`answer(tensors)` is a list of offsets at which tensors that are there together share no byte."""
     dice = random.Random(6)
-    lives: list[list[Life]] = [[(5, 9, 1024), (0, 5, 512)], [(0, 5, 512), (4, 9, 1024)], [(0, 9, 512), (4, 5, 512)]]
+    lives: list[list[Life]] = [[], [(5, 9, 1024), (0, 5, 512)], [(0, 5, 512), (4, 9, 1024)], [(0, 9, 512), (4, 5, 512)]]
     for count in (1, 2, 3, 5, 9, 20, 40) * 5:
         births = [dice.randrange(2 * count) for _ in range(count)]
         ends = [birth + dice.choice((1, 2, dice.randint(1, count), 3 * count)) for birth in births]

@@ -106,7 +106,7 @@ def _with_tensor(answer: Callable, case: _WithTensor, rank: int, group: tuple) -
     """What the answer returned, the tensor afterwards, and whether these are two."""
     tensor = case.tensor(rank)
     got = answer(tensor, *case.arguments, *group)
-    entry = {"got": got, "tensor": tensor.clone(), "new": False}
+    entry = {"got": got, "kept": got, "tensor": tensor.clone(), "new": False}
     if isinstance(got, Tensor):
         entry |= {"got": got.clone(), "new": got.data_ptr() != tensor.data_ptr()}
     if case.overwritten:
@@ -148,6 +148,7 @@ def ring_shift(trial: Trial, answer: Any) -> None:
         for name, case, rank, entry in entries:
             trial.equal(f"the argument afterwards, {name}", entry["tensor"], case.tensor(rank))
             trial.that(name, entry["new"], expected="a new tensor", got="the argument")
+            trial.equal(f"the result after later calls, {name}", entry["kept"], entry["got"])
     with trial.group("the tensor may be overwritten at once", hint="has its message left when you return?", see=3):
         hold(overwritten=True)
 
@@ -272,10 +273,10 @@ class _Training(_Case):
 def _trainings(ring: tuple[int, ...]) -> list[_Training]:
     size = len(ring)
     alike = [  # losses of each rank, patience
-        ((3.0, 2.0, 2.0, 2.0, 1.0), 2),  # as low as before is not lower
+        ((203.0, 202.0, 202.0, 202.0, 201.0), 2),  # as low as before is not lower
         ((3.0, 4.0, 2.0, 5.0, 6.0, 1.0, 7.0), 2),
-        ((5.0, 6.0, 4.0), 1),
-        ((2.0, nan, -inf, 3.0, nan, 1.5), 2),  # steps without a mean don't count
+        ((1.0, 1 - 2.0**-20, 2.0, 0.5), 1),  # and a little lower is
+        ((2.0, nan, -inf, 3.0, nan, -1.5), 2),  # steps without a mean don't count
         ((), 1),
     ]
     cases = [((losses,) * size, patience) for losses, patience in alike]
@@ -364,6 +365,7 @@ def _average(answer: Callable, case: _Grads, rank: int, group: tuple) -> dict[st
     for number, shape in enumerate(case.shapes):
         parameters.append(nn.Parameter(torch.zeros((2,) if shape is None else shape, dtype=case.dtype)))
         parameters[-1].grad = case.grad(rank, number)
+        parameters[-1].requires_grad_(number != 1)  # frozen after backward
     held = [p.grad for p in parameters]
     said = answer(iter(parameters), case.bucket_bytes, *group)
     same = all(p.grad is grad for p, grad in zip(parameters, held, strict=True))

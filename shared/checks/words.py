@@ -101,7 +101,7 @@ def script(
 @contextmanager
 def unchanged(trial: Trial, case: str, *things: Any) -> Iterator[None]:
     """What is given must be the same at the end of the block: tensors, lists, dictionaries, and of modules all tensors,
-    modes, hooks and attributes, and which parameters learn.
+    gradients, modes, hooks and attributes, and which parameters learn.
 
         with trial.group("the model stays as it is"), unchanged(trial, "a model in training", model):
             answer(model)
@@ -169,9 +169,10 @@ def _end(action: Callable[[], object]) -> tuple[Exception | None, str]:
 
 
 def _module(module: nn.Module) -> dict[str, Any]:
-    """What one module holds itself: tensors, mode, hooks, and the names of its attributes."""
+    """What one module holds itself: tensors, gradients, mode, hooks, and the names of its attributes."""
     return {
         "tensors": snapshot({**module._parameters, **module._buffers}),
+        "gradients": snapshot({name: getattr(p, "grad", None) for name, p in module._parameters.items()}),
         "training": module.training,
         "hooks": {name: list(value) for name, value in vars(module).items() if name.endswith("_hooks") and value},
         "attributes": sorted(vars(module)),
