@@ -41,8 +41,8 @@ stay in the notebook. A check whose answer is still wrong stops the run; that on
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
 the others can be taken in any order. The first exercise of a topic comes after 20 to 40 minutes of reading. {renewing}
 
-**The first table of a lesson.** Under *Time*, the minutes to run are meant for a GPU with the full data set. With the
-sample that comes with the course, all cells run in about a minute on a laptop's CPU. Numbers such as 5-07 or 16-03 are
+**The first table of a lesson.** Under *Time*, all cells run in about a minute on a laptop's CPU with the sample of the
+data that comes with the course; the planned minutes are what the curriculum allows. Numbers such as 5-07 or 16-03 are
 topics of other modules of the same curriculum; they aren't part of this course, and you can go on without them.
 *Category* is the kind of lesson: E for the last one, which puts the others together, and A for all others.
 

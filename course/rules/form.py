@@ -10,6 +10,7 @@ from course.rules.table import Complaint, rule
 
 TAGS = ("nbval-check-output", "optional", "hide-input", "hide-output")
 CELL_METADATA = ("tags", "nbgrader", "jupyter", "editable", "deletable", "slideshow")
+TAKEAWAYS = "Key takeaways"
 GLANCE_ROWS = ("Topic", "Category", "Dataset", "Time", "Prerequisites", "Teaches", "Related")
 MAX_BYTES = 3_000_000
 
@@ -26,7 +27,7 @@ OPENING = {
 }
 CLOSING = {
     "self-assessment": "Self-assessment",
-    "takeaways": "Key takeaways",
+    "takeaways": TAKEAWAYS,
     "next": "Where this goes next",
     "references": "References",
 }
@@ -157,7 +158,10 @@ def headings(notebook: Notebook) -> Iterator[Complaint]:
     between = [] if capstone else ["numbered sections (1. Title, 2. Title, …)"]
     place = fixed.index("Setup") + 1
     order = f"the H2 headings are {', '.join([*fixed[:place], *between, *fixed[place:]])}"
+    order += ", and after the takeaways Appendix: Title"
     found = [text for _, text in notebook.headings_2]
+    end = found.index(TAKEAWAYS) if TAKEAWAYS in found else len(found)
+    appendices = [text for text in found[end:] if text.startswith("Appendix: ")]
     numbered = [] if capstone else [text for text in found if re.match(r"\d+\. \S", text)]
     for cell, text in notebook.headings_2:
         if text in numbered:
@@ -165,7 +169,7 @@ def headings(notebook: Notebook) -> Iterator[Complaint]:
                 text
             )
         else:
-            right = text in fixed and found.count(text) == 1
+            right = (text in fixed or text in appendices) and found.count(text) == 1
         if not right:
             yield cell.id, f"## {text} is no heading of the template, or not in its place: {order}"
     if not capstone and not numbered:
