@@ -27,24 +27,26 @@ INTRODUCTION = """\
 **Are you new here?** Begin with the [warm-up](#Warm-up) at the end of this page: two minutes that show how an answer is
 checked.
 
-Choose a topic, run its cells from top to bottom with Shift+Enter, and write your answers where the exercises ask for
-them. The check below an answer says what is right, what is wrong and where to look; each demand that you meet has its
-share of the points. An exercise that you leave out stops nothing. If you are stuck with a wrong answer, the last line
-of the check names one line of code: put it above the check's call, and the cells below use the course's answer.
+Choose a topic below (15-01 if no line of the table calls you), and run its cells from top to bottom with Shift+Enter.
+Write your answers where the exercises ask for them. The check below an answer says what is right, what is wrong and
+where to look.
+
+{table}
+
+**Exercises.** Each demand that you meet has its share of the points. An exercise that you leave out stops nothing. If
+you are stuck with a wrong answer, the last line of the check names one line of code: put it above the check's call, and
+the cells below use the course's answer.
 
 **Coming back** on another day, or after a restart of the kernel: click the cell where you stopped, and choose
 *Run → Run All Above Selected Cell*. Without that, a check says `NameError: name 'check' is not defined`. Your answers
 stay in the notebook. A check whose answer is still wrong stops the run; that one line of code lets it pass.
 
-{table}
-
 Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
 the others can be taken in any order. The first exercise of a topic comes after 20 to 40 minutes of reading. {renewing}
 
-**The first table of a lesson.** Under *Time*, all cells run in about a minute on a laptop's CPU with the sample of the
-data that comes with the course; the planned minutes are what the curriculum allows. Numbers such as 5-07 or 16-03 are
-topics of other modules of the same curriculum; they aren't part of this course, and you can go on without them.
-*Category* is the kind of lesson: E for the last one, which puts the others together, and A for all others.
+**The first table of a lesson** has numbers such as 5-07 or 16-03. They are topics of other modules of the same
+curriculum; they aren't part of this course, and you can go on without them. *Category* is the kind of lesson: E for the
+last one, which puts the others together, and A for all others.
 
 Run the cell below (Shift+Enter) to see **what you have done**. It reads the notebooks in this folder as they were last
 saved (Ctrl+S, or Cmd+S), and counts what the checks have shown there. If you clear a notebook's outputs, its points are

@@ -378,6 +378,37 @@ def test_the_buttons_of_a_player_are_in_one_line_on_a_phone(built, browser, less
 
 @IN_BROWSER
 @pytest.mark.slow
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+def test_on_a_phone_the_lessons_and_the_contents_open(built, browser, lessons, side):
+    as_phone(browser)
+    browser.get((built / f"{lessons[0].page}.html").as_uri())
+    [button] = [found for found in browser.find_elements("css selector", f".{side}-toggle") if found.is_displayed()]
+    button.click()
+    opened = browser.find_element("id", f"pst-{side}-sidebar-modal").get_attribute("open")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert opened
+
+
+@IN_BROWSER
+@pytest.mark.slow
+def test_the_contents_follow_the_page(built, browser, lessons):
+    from selenium.webdriver import ActionChains
+
+    browser.get((built / f"{lessons[0].page}.html").as_uri())
+    seen = """const pane = document.querySelector("#pst-secondary-sidebar").getBoundingClientRect();
+        const active = [...document.querySelectorAll("#pst-secondary-sidebar .nav-link.active")].pop();
+        const link = active?.getBoundingClientRect();
+        return Boolean(link) && link.top > 0 && link.top >= pane.top && link.bottom <= pane.bottom"""
+    for _ in range(30):
+        ActionChains(browser).scroll_by_amount(0, 1500).perform()
+    deadline = time.monotonic() + 20
+    while not browser.execute_script(seen) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert browser.execute_script(seen)
+
+
+@IN_BROWSER
+@pytest.mark.slow
 def test_search_says_if_nothing_is_found_and_takes_words_as_they_are(built, browser):
     browser.get(f"{(built / 'search.html').as_uri()}?q=(zebra tensor")
     assert browser.find_element("id", "search-results").text == "No section has “(zebra”."

@@ -29,6 +29,7 @@ html_show_search_summary = False  # it would be fetched, which a page that was o
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_js_files = ["page.js"]
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {
