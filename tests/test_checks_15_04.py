@@ -88,8 +88,9 @@ WRONG_SMOOTHING = {
     "no epsilon of 0": (smoothing((_WIDE, f"epsilon = epsilon or 0.1\n    {_WIDE}")), "reductions none"),
     "epsilon not taken away": (smoothing(("(1 - epsilon) * of_label", "of_label")), "reductions none"),
     "always a mean": (smoothing(('elif reduction == "mean":', "else:")), "reductions none"),
-    "mean by len": (smoothing((_OWN_SUM, "(own_weight * kept).sum() * len(kept) / kept.numel()")), "reductions none"),
+    "mean by len": (smoothing((_OWN_SUM, "(own_weight * kept).sum() * len(kept) / kept.numel()")), "N, C, d1"),
     "classes last": (smoothing((".gather(1, index.unsqueeze(1)).squeeze(1)", ".flatten(1)[:, :1]")), "reductions none"),
+    "two dimensions only": (smoothing((_SPREAD, "(losses * weight).mean(dim=1)")), r"N, C, d1[\s\S]*the classes\?"),
     "weights in the first term only": (smoothing((_SPREAD, "losses.mean(dim=1)")), "class weights"),
     "no weights in the mean": (smoothing((_OWN_SUM, "kept.sum()")), "class weights[\\s\\S]*mean count"),
     "normalised weights": (

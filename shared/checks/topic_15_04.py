@@ -71,7 +71,7 @@ def _classified(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor
     "15-04.1",
     "Label smoothing in log space",
     points=15,
-    demands=5,
+    demands=6,
     stand_in=lambda: _smoothed,
     stand_in_name="F.cross_entropy",
 )
@@ -85,30 +85,36 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     trial.needs(item, not used, expected="operations of your own", got=", ".join(used), hint=hint)
 
     same = partial(samples, trial, answer, _smoothed)
-    shapes = [(5, 7), (6, 2), (1, 3), (6, 1), (3, 5, 6), (2, 4, 3, 2)]
+    shapes = [(5, 7), (6, 2), (1, 3), (6, 1)]
     hows = ("none", "sum", "mean")
-    hint = "which dimension has the classes? which dtype has each tensor?"
+    hint = "what does each `reduction` return? which dtype has each tensor?"
     with trial.group("reductions none, sum and mean", hint=hint, see=1):
         for shape in shapes:
             for epsilon in (0.0, 0.3, 1.0):
-                same([Sample(f"{how}, {shape}", *_classified(*shape), epsilon, reduction=how) for how in hows])
+                same([Sample(f"reduction {how} {shape}", *_classified(*shape), epsilon, reduction=how) for how in hows])
             same([Sample(f"epsilon and reduction by default, {shape}", *_classified(*shape))])
 
     hint = "whose weight does each term have? what does an ignored entry cost, and which entries does the mean count?"
     with trial.group("class weights and ignored labels; the arguments stay", hint=hint, see=1):
         for number in (-100, 255, 0):
-            for shape in ((5, 7), (3, 5, 6)):
-                logits, labels = _classified(*shape)
-                labels.view(-1)[:2] = torch.tensor([number, 1])
-                for weight in (None, 0.1 * torch.rand(shape[1], dtype=torch.float64)):
-                    case = f"{'no' if weight is None else 'with'} weights, ignore_index {number}"
-                    same([Sample(f"{how}, {case}", logits, labels, 0.2, weight, number, how) for how in hows])
+            logits, labels = _classified(5, 7)
+            labels[:2] = torch.tensor([number, 1])
+            for weight in (None, 0.1 * torch.rand(7, dtype=torch.float64)):
+                case = f"{'no' if weight is None else 'with'} weights, ignore_index {number}"
+                same([Sample(f"{how}, {case}", logits, labels, 0.2, weight, number, how) for how in hows])
 
     with trial.group("gradients", hint="which dtype has each tensor? what has no derivative?"):
         for shape in shapes:
             logits, labels = _classified(*shape)
             logits.requires_grad_()
             same([Sample(how, logits, labels, 0.2, reduction=how) for how in hows], look=gradients)
+
+    with trial.group("the same for logits (N, C, d1, …)", hint="which dimension has the classes?", see=1):
+        for shape in ((3, 5, 6), (2, 4, 3, 2)):
+            logits, labels = _classified(*shape)
+            labels.view(-1)[0] = -100
+            weight = torch.rand(shape[1], dtype=torch.float64)
+            same([Sample(f"reduction {how} {shape}", logits, labels, 0.2, weight, reduction=how) for how in hows])
 
     with trial.group("the result is on the device of the logits", hint=_FORGOT, see=3, free=True):
         trial.equal("float32", _device_of_result(answer, *_classified(7, 5, dtype=torch.float32)), "mps")
