@@ -1,8 +1,9 @@
 """The environment that every command runs in: a .venv in the repository root, made and kept up to date here.
 
-Only the standard library is needed: this runs before anything is installed. `enter` calls pip only if something has
-to be installed. A stamp says what has been (requirements*.txt, constraints.txt, pyproject.toml, the index of torch);
-while it matches, nothing is done and no network is needed. Files of ours:
+Only the standard library is needed: this runs before anything is installed. Students get what requirements.txt names;
+the first command for maintainers adds requirements-dev.txt. A stamp says what has been installed (by a digest of these
+files, constraints.txt, pyproject.toml and the index of torch); while it matches, nothing is done and no network is
+needed. Files of ours:
 
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
     .venv/course-stamp.json     what is installed; removed first and written last, so an interrupted one leaves none
@@ -29,6 +30,8 @@ from pathlib import Path
 from course.files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
+NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 LOCK_LIMIT = 3600  # seconds to wait for another process's installation
@@ -178,11 +181,13 @@ def _try_lock(descriptor: int) -> bool:
 class Environment:
     """The .venv of the repository `root`.
 
-    `index` is the address of the index for torch and torchvision, "" pip's usual one, None the one it was made with.
+    `index` is the address of the index for torch and torchvision, "" pip's usual one, None the one it was made with;
+    `tools`: whether what maintainers need is to be in it, too.
     """
 
-    def __init__(self, root: Path, index: str | None = None) -> None:
+    def __init__(self, root: Path, index: str | None = None, tools: bool = False) -> None:
         self.root = root.resolve()
+        self.tools = tools
         self.folder = self.root / ".venv"
         self.python = self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         self.marker = self.folder / "made-by-course.json"
@@ -206,15 +211,16 @@ class Environment:
             return f"its Python doesn't start there, isn't 3.11 or newer or has no pip ({said})"
         return None
 
-    def digest(self) -> str:
+    def digest(self, tools: bool) -> str:
         """A hash of everything that decides what is installed."""
-        names = ("requirements*.txt", "constraints.txt", "pyproject.toml")
-        texts = {path.name: path.read_text("utf-8") for name in names for path in sorted(self.root.glob(name))}
+        names = [REQUIREMENTS, "constraints.txt", "pyproject.toml", *([TOOLS] if tools else [])]
+        texts = {name: (self.root / name).read_text("utf-8") for name in names if (self.root / name).is_file()}
         return hashlib.sha256(json.dumps([texts, self.index]).encode()).hexdigest()
 
     def ready(self) -> bool:
-        """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for."""
-        return self.broken() is None and read_json(self.stamp).get("digest") == self.digest()
+        """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for, or more."""
+        enough = {self.digest(tools=True)} | (set() if self.tools else {self.digest(tools=False)})
+        return self.broken() is None and read_json(self.stamp).get("digest") in enough
 
     def ensure(self) -> Path:
         """Make or mend the environment if needed and return its Python. Raises SetupError."""
@@ -272,24 +278,27 @@ class Environment:
         self.stamp.unlink(missing_ok=True)
         if not ours:
             say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
-        free = shutil.disk_usage(self.folder).free / 1e9
-        say(
-            "Installing what the course needs, 3 to 5 minutes on a fast line. With CUDA a new environment takes about "
-            f"3 GB to download and 6.3 GB of disk, without it 1.5 GB of disk; {free:.0f} GB are free."
-        )
-        if not self.index and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
-            say(NO_GPU)
+        if reason or not installed:
+            free = shutil.disk_usage(self.folder).free / 1e9
+            say(
+                "Installing what the course needs, 3 to 5 minutes on a fast line. With CUDA it takes about 3 GB to "
+                f"download and 6 GB of disk, without it 1.5 GB of disk; {free:.0f} GB are free."
+            )
+            if not self.index and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
+                say(NO_GPU)
+        else:
+            say(f"Adding what {TOOLS if self.tools else REQUIREMENTS} asks for.")
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             say(f"torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX= (empty).")
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
             self._pip("--no-deps", "--index-url", self.index, *torch)
-        self._pip("-r", "requirements-dev.txt")
+        self._pip("-r", TOOLS if self.tools else REQUIREMENTS)
         # wheels from two indexes install well and break here
         status, said = probe(self.python, "import torch, torchvision; from torchvision.ops import nms", timeout=300)
         if status:
             raise SetupError("\n".join([*said.splitlines()[-8:], "", TORCH_ADVICE]))
-        write_whole(self.stamp, json.dumps({"digest": self.digest(), "index": self.index}))
+        write_whole(self.stamp, json.dumps({"digest": self.digest(self.tools), "index": self.index}))
         self.known_index = self.index
         if self.marker.is_file():
             self._write_marker()
@@ -320,12 +329,12 @@ class Environment:
         """How many packages are in place."""
         places = ("lib/python*/site-packages", "Lib/site-packages")  # the second one on Windows
         count = sum(1 for place in places for _ in self.folder.glob(f"{place}/*.dist-info"))
-        return f"{count} packages of some 190 are in place"
+        return f"{count} packages are in place"
 
 
 def requirements(root: Path) -> list[str]:
     """The lines of requirements.txt that name a distribution, without comments."""
-    text = (root / "requirements.txt").read_text(encoding="utf-8")
+    text = (root / REQUIREMENTS).read_text(encoding="utf-8")
     return [line.strip() for line in re.findall(r"^\w[^#\n]*", text, re.MULTILINE)]
 
 
@@ -361,7 +370,7 @@ def is_there() -> bool:
 
 
 def enter(command: str, arguments: list[str]) -> int | None:
-    """Have `command` run where everything is installed: None if that is here, or the status of who took over.
+    """Have `command` run where all that it needs is installed: None if that is here, or the status of who took over.
 
     Raises SetupError. On POSIX the one that takes over replaces this process.
     """
@@ -380,7 +389,7 @@ def enter(command: str, arguments: list[str]) -> int | None:
     if choice:
         raise SetupError(f"COURSE_ENV={choice!r} is not known. Use COURSE_ENV=current, or unset it to have .venv made.")
     os.environ.pop("PYTHONHOME", None)  # which would lead the Python of .venv elsewhere, and that one back here
-    made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"))
+    made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"), tools=command in NEED_TOOLS)
     python = made.ensure()
     if Path(sys.prefix).resolve() == made.folder.resolve():
         return None

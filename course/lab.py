@@ -19,7 +19,7 @@ import webbrowser
 from pathlib import Path
 
 from course import syllabus, workbook
-from course.environment import ROOT
+from course.environment import ROOT, say
 from course.files import NotWritableError
 from course.processes import subprocess_status
 from course.selection import SelectionError, select
@@ -62,6 +62,7 @@ def main(args: argparse.Namespace) -> int:
         if "--no-browser" not in extra:
             webbrowser.open(address)
         return 0
+    say("JupyterLab starts. Ctrl+C here ends it. Its address, in case no browser opens:")
     return subprocess_status(command(first, extra), environment(args.output.resolve()))
 
 
@@ -88,11 +89,11 @@ def running(page: Path) -> str:
 
 
 def command(page: Path, extra: list[str]) -> list[str]:
-    """The command line that opens JupyterLab in the page's folder, on the page."""
+    """The command line that opens JupyterLab in the page's folder, on the page. It logs warnings and its address."""
     folder, url = page.resolve().parent, f"/lab/tree/{page.name}"
-    return [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url={url}", *extra
-    ]  # fmt: skip
+    quiet = ["--log-level=WARN", "--LabApp.log_level=WARN"]
+    settings = [f"--ServerApp.root_dir={folder}", f"--LabApp.default_url={url}"]
+    return [sys.executable, "-m", "jupyterlab", *quiet, *settings, *extra]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -207,7 +207,7 @@ def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool, bundl
         reading = reading_minutes(lesson.edition)
         total += minutes + reading
         name = f"[{lesson.topic.number} {lesson.topic.title}]({lesson.topic.file})"
-        rows.append(f"| {name} | {duration(reading)} | {len(tasks)}, {duration(minutes)} |")
+        rows.append(f"| {name} | {duration(reading)} | {len(tasks)} in {duration(minutes)} |")
     contents = [f"{lesson.topic.number} {lesson.topic.title} <{lesson.page}>" for lesson in lessons]
     more = ["glossary"]
     if solutions:

@@ -41,16 +41,16 @@ the cells below use the course's answer.
 *Run → Run All Above Selected Cell*. Without that, a check says `NameError: name 'check' is not defined`. Your answers
 stay in the notebook. A check whose answer is still wrong stops the run; that one line of code lets it pass.
 
-Reading time is counted at {words} words or {lines} lines of code a minute. A topic that builds on another one says so;
-the others can be taken in any order. The first exercise of a topic comes after 20 to 40 minutes of reading. {renewing}
+A topic that builds on another one says so; the others can be taken in any order. The first exercise of a topic comes
+after 20 to 40 minutes of reading; reading is counted at {words} words or {lines} lines of code a minute. {renewing}
 
 **The first table of a lesson** has numbers such as 5-07 or 16-03. They are topics of other modules of the same
-curriculum; they aren't part of this course, and you can go on without them. *Category* is the kind of lesson: E for the
-last one, which puts the others together, and A for all others.
+curriculum; they aren't part of this course, and you can go on without them. *Category* is E for the last topic, which
+puts the others together, and A for all others.
 
-Run the cell below (Shift+Enter) to see **what you have done**. It reads the notebooks in this folder as they were last
-saved (Ctrl+S, or Cmd+S), and counts what the checks have shown there. If you clear a notebook's outputs, its points are
-gone from the count until you run the checks again; your answers stay.\
+Run the two cells below (Shift+Enter) to see **what you have done**. They read the notebooks in this folder as they were
+last saved (Ctrl+S, or Cmd+S), and count what the checks have shown there. If you clear a notebook's outputs, its points
+are gone from the count until you run the checks again; your answers stay.\
 """
 RENEWING = """\
 `make lab`, given again, brings new editions of the lessons and takes your answers and your own cells over into them;
@@ -85,10 +85,7 @@ from shared.checks import warm_up as check
 
 cube_backward = check.cube_backward(cube_backward)\
 """
-PROGRESS = f"""\
-# What you have done: run this cell to see the exercises and points of each notebook in this folder.
-{GUARD}
-
+PROGRESS = """\
 from shared.progress import show_progress
 
 show_progress()\
@@ -115,13 +112,14 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
         lines=CODE_LINES_A_MINUTE,
         renewing=renewing,
     )
-    progress = new_code_cell(PROGRESS, id="progress", metadata=copy.deepcopy(FOLDED))
+    setup = new_code_cell(GUARD, id="setup", metadata=copy.deepcopy(FOLDED))
+    progress = new_code_cell(PROGRESS, id="progress")
     warm_up = [
         new_markdown_cell(WARM_UP, id="warm-up-task"),
         new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
         new_code_cell(CHECK, id="warm-up-check"),
     ]
-    return new_notebook(cells=[new_markdown_cell(text, id="start"), progress, *warm_up])
+    return new_notebook(cells=[new_markdown_cell(text, id="start"), setup, progress, *warm_up])
 
 
 def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:

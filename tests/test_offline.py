@@ -50,12 +50,11 @@ def setuptools_wheel(folder: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path):
-    """A course with two tiny distributions in place of torch and ruff."""
+    """A course with a tiny distribution in place of torch."""
     root = tmp_path / "my course"
     root.mkdir()
     (root / "requirements.txt").write_text("# a comment\ntinycourseneed>=1.0  # why\n-e .\n")
-    (root / "requirements-dev.txt").write_text("-r requirements.txt\ntinycoursedev>=1\n")
-    (root / "constraints.txt").write_text("tinycourseneed==1.0\ntinycoursedev==1.0\n")
+    (root / "constraints.txt").write_text("tinycourseneed==1.0\n")
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (root / "pyproject.toml").write_text(re.sub(r"(?m)^dependencies = .*", "dependencies = []", pyproject))
     (root / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
@@ -78,7 +77,6 @@ def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, 
     index = tmp_path / "index"
     index.mkdir()
     tiny_wheel(index, "tinycourseneed")
-    tiny_wheel(index, "tinycoursedev")
     setuptools_wheel(index)
 
     commands, variables = recipe()
@@ -101,7 +99,7 @@ def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, 
         )
         assert answer.returncode == 0, f"{command}\n{answer.stdout}{answer.stderr}"
     fetched = sorted(path.name.split("-")[0] for path in (repository / "wheels").iterdir())
-    assert fetched == ["setuptools", "tinycoursedev", "tinycourseneed"], "and not the repository itself"
+    assert fetched == ["setuptools", "tinycourseneed"], "and not the repository itself"
 
     assert set(variables) == {"PIP_NO_INDEX", "PIP_FIND_LINKS"}
     for key, value in variables.items():
@@ -115,7 +113,7 @@ def test_the_recipe_fills_a_folder_from_which_everything_is_installed(tmp_path, 
 
     def probe(python, code, timeout=30):
         if "import torch" in code:
-            code = "import tinycourseneed, tinycoursedev, shared, course"
+            code = "import tinycourseneed, shared, course"
         return real(python, code, timeout)
 
     monkeypatch.setattr(environment, "probe", probe)
@@ -132,10 +130,8 @@ def test_the_recipe_takes_every_requirement_but_the_project_itself():
     listed = subprocess.run(
         ["bash", "-ec", listing.split(" > ")[0]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    development = (ROOT / "requirements-dev.txt").read_text().splitlines()
     listed, wanted = (
-        {re.sub(r"\s*#.*", "", line) for line in lines} - {""}
-        for lines in (listed.splitlines(), [*requirements(ROOT), *(line for line in development if line[:1] != "-")])
+        {re.sub(r"\s*#.*", "", line) for line in lines} - {""} for lines in (listed.splitlines(), requirements(ROOT))
     )
     assert listed == wanted
     build = re.search(r'requires = \["(.*)"\]', (ROOT / "pyproject.toml").read_text())[1]

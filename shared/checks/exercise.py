@@ -171,9 +171,9 @@ class Exercise:
         return self._handed_out[-1]
 
     def _failure(self, result: Result) -> CheckFailed:
-        way_on = "To go on without solving it, put this line above the check's call in this cell: "
-        way_on += f"check.{self.body.__name__}.skip()"
-        return CheckFailed(f"{result}\n  {way_on}", f"{result.earned:g} of {result.points} points\n{way_on}")
+        way_on = "To go on without solving it, put this line above the check's call in this cell:\n"
+        way_on += f"    check.{self.body.__name__}.skip()"
+        return CheckFailed(f"{result}\n{way_on}", way_on)
 
     def _progress(self) -> str:
         mine = exercises_of(self.number.rpartition(".")[0])
