@@ -50,6 +50,7 @@ GUIDE = "INSTRUCTOR_GUIDE.md"
 SOLUTIONS = """\
 One answer to each exercise of {name}. Others are as good: a check judges what an answer does, not how it is written.
 If you are stuck, a task's folded hints give less away."""
+FOLDED = {"course": "lines that fetch the course where it is missing", "setup": "imports"}  # else drawing code
 FLAT_COLOURS = 16  # of a drawing: these few are nearly all of it
 PHOTOGRAPH = 0.08  # a picture with more than this share outside of them has photographs in it
 ROW = 4.0  # rem: the height of a topic in the map, in course.css as well
@@ -119,6 +120,9 @@ def lesson_page(lesson: Lesson, book: Syllabus, folder: Path, solutions: bool) -
         nbgrader = cell.metadata.get("nbgrader", {})
         if cell.id == "setup":
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+        if "hide-input" in cell.metadata.get("tags", []):
+            what = FOLDED.get(cell.id, "drawing code")
+            cell.metadata["mystnb"] = {"code_prompt_show": f"Show the {what}", "code_prompt_hide": f"Hide the {what}"}
         if cell.cell_type == "code" and not nbgrader:
             cell.outputs = list(with_picture_files(full.outputs, cell.id, lesson.topic.number, folder))
         if nbgrader.get("grade") and solutions:
