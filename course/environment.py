@@ -80,23 +80,16 @@ class SetupError(Exception):
 
 
 def run(command: list[str]) -> int:
-    """Run a program whose output the user sees, and return its exit status. Ctrl-C reaches it, too: it may clean up."""
+    """Run a program whose output the user sees, and return its exit status."""
     # without what would make venv and pip look elsewhere
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
-        close_fds=False,  # it inherits the lock, which is held until the last of us has ended
-    )  # fmt: skip
     try:
-        return process.wait(PIP_LIMIT)
+        return subprocess.run(
+            command, cwd=ROOT, env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
+            timeout=PIP_LIMIT, check=False,
+        ).returncode  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.") from error
-    except KeyboardInterrupt:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        raise
-    finally:
-        process.kill()  # which does nothing to one that has ended
 
 
 def end_of(process: subprocess.Popen) -> int:
@@ -143,23 +136,21 @@ def telling(line: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, limit: float) -> Iterator[None]:
-    """Hold the lock file at `path`, for the programs started meanwhile, too. SetupError after `limit` seconds.
+    """Hold the lock file at `path`. SetupError after `limit` seconds.
 
-    The operating system holds the lock and drops it when its process ends however that happens, so it can't go stale.
+    The operating system holds the lock and drops it when this process ends however that happens, so it can't go stale.
     """
-    deadline, told = time.monotonic() + limit, False
+    deadline = time.monotonic() + limit
     with open(path, "ab") as file:
-        os.set_inheritable(file.fileno(), True)
-        while not _try_lock(file.fileno()):
-            if not told:
-                say("Another process is setting the environment up; waiting for it to finish.")
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
-                    "(look for `pip install` among the processes), then call this again."
-                )
-            told = True
-            time.sleep(0.2)
+        if not _try_lock(file.fileno()):
+            say("Another process is setting the environment up; waiting for it to finish.")
+            while not _try_lock(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
+                        "(look for `pip install` among the processes), then call this again."
+                    )
+                time.sleep(0.2)
         yield
 
 
