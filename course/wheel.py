@@ -1,4 +1,4 @@
-"""The students' wheel: `shared` with the samples and recordings, from the tables of pyproject.toml.
+"""The students' wheel: `shared` with the samples and recordings.
 
 It is written here and not by setuptools because it isn't the repository's own wheel: it has no `course`, its checks are
 packed (shared/checks/__init__.py says how), it asks for the packages that `shared` imports but leaves torch as it is,
