@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from nbformat import NotebookNode
 
@@ -29,6 +30,8 @@ END = "Self-assessment and end"
 OUTSIDE = {"Learning objectives": BEGINNING, "Setup": BEGINNING} | dict.fromkeys(
     ("Self-assessment", "Key takeaways", "Where this goes next", "References"), END
 )
+
+TIMES = ("Reading", "Exercises", "Together")
 
 _PART = re.compile(r"^(?:## (?!Milestones$)|### (?=Milestone ))(.*)", re.MULTILINE)
 _STOP = re.compile(r"\bstop\b[^.\n]*\btoday\b", re.IGNORECASE)
@@ -68,21 +71,23 @@ def render(syllabus: Syllabus) -> dict[str, str]:
     for number, topic in topics.items():
         with suppress(NotebookError):
             lessons[number] = parts(read_notebook(topic.path)[0])
+    times = partial(_times, lessons)
     hours = [
-        ((f"{number} {topics[number].title}", ", ".join(direct_needs(topics[number], topics)) or "–"), [number], None)
+        (f"{number} {topics[number].title}", ", ".join(direct_needs(topics[number], topics)) or "–", *times([number]))
         for number in lessons
     ]
     week = [
-        ((day, ", ".join(numbers), ", ".join(chosen)), numbers, chosen) for day, (numbers, chosen) in A_WEEK.items()
+        (day, ", ".join(numbers), ", ".join(chosen), *times(numbers, chosen))
+        for day, (numbers, chosen) in A_WEEK.items()
     ]
     term, picks = (
-        [((label, ", ".join(numbers)), numbers, None) for label, numbers in plan.items()] for plan in (A_TERM, PICKS)
+        [(label, ", ".join(numbers), *times(numbers)) for label, numbers in plan.items()] for plan in (A_TERM, PICKS)
     )
     rendered = {
-        "hours": _schedule(("Topic", "Builds on"), [*hours, (("all", ""), lessons, None)], lessons),
-        "a week": _schedule(("Day", "Topics", "Exercises done"), week, lessons),
-        "a term": _schedule(("Week", "Topics"), term, lessons),
-        "picked topics": _schedule(("Aim", "Topics"), picks, lessons),
+        "hours": table(("Topic", "Builds on", *TIMES), [*hours, ("all", "", *times(lessons))]),
+        "a week": table(("Day", "Topics", "Exercises done", *TIMES), week),
+        "a term": table(("Week", "Topics", *TIMES), term),
+        "picked topics": table(("Aim", "Topics", *TIMES), picks),
     }
     return rendered | {f"pace of {number}": _pace(lesson) for number, lesson in lessons.items()}
 
@@ -112,18 +117,13 @@ def exercises(lesson: Iterable[Part]) -> dict[str, int]:
     return {number: time for part in lesson for number, time in part.exercises.items()}
 
 
-def _schedule(header: tuple[str, ...], plan: Sequence[tuple], lessons: Mapping[str, list[Part]]) -> str:
-    """A table with the times of each row of a plan, which has the row's first cells, its topics, and those of their
-    exercises that are done (None: all).
-    """
-    rows = [(*cells, *_times(numbers, lessons, chosen)) for cells, numbers, chosen in plan]
-    return table((*header, "Reading", "Exercises", "Together"), rows)
-
-
 def _times(
-    numbers: Iterable[str], lessons: Mapping[str, list[Part]], chosen: Collection[str] | None
+    lessons: Mapping[str, list[Part]], numbers: Iterable[str], chosen: Collection[str] | None = None
 ) -> tuple[str, str, str]:
-    """Reading, exercises and both. What is read of a topic counts to the next five minutes, so that sums are right."""
+    """Reading, exercises (of these the chosen ones, if given) and both, of these topics.
+
+    What is read of a topic counts to the next five minutes, so that sums are right.
+    """
     found = [lessons[number] for number in numbers if number in lessons]
     tasks = {number: time for lesson in found for number, time in exercises(lesson).items()}
     doing = sum(time for number, time in tasks.items() if chosen is None or number in chosen)

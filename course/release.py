@@ -32,21 +32,11 @@ FOR_STUDENTS = ("torch", "torchvision", "jupyter", "ipykernel")  # of requiremen
 RENEWING = "A newer edition comes as another zip: unpack it beside this folder, not over it."
 GIT_SECONDS = 60
 
-NO_ADDRESS = """\
-`repository` in {syllabus} is empty, so the students' README and notebooks
-name no address: they say "where you got this". Fill it in and release again if there is one.
-"""
-ABOUT = {
-    "student": """\
-    For students: notebooks without solutions, start page, wheel with the data samples, README.
-    Unpack it once yourself and follow its README.md; then put it where your students download.""",
-    "instructor": """\
-    For instructors: all that is committed, with solutions and tests. Not for students.""",
-}
 REPORT = """\
+{student}: for students. Unpack it once yourself and follow its README.md;
+    then put it where your students download.
+{instructor}: for instructors, all that is committed, with solutions and tests.
 Both are of commit {commit} ({date}); the same commit gives the same bytes.
-The checks in the wheel are packed, so that nobody finds an answer in an editor or by searching. That is a
-curtain and no lock: students who want to read them can.
 """
 
 
@@ -132,11 +122,6 @@ def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, byte
     return bundle
 
 
-def instructor_bundle(root: Path, commit: Commit) -> dict[str, bytes]:
-    """All that is committed."""
-    return {path: (root / path).read_bytes() for path in commit.files}
-
-
 def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> bytes:
     """The zip of a bundle, which is unpacked into `folder`."""
     return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment)
@@ -159,19 +144,18 @@ def main(args: argparse.Namespace) -> int:
             listed = "".join(f"\n  {path}" for path in changed)
             raise ReleaseError(f"commit these first, so that the release can be made again from its commit:{listed}")
         commit = read_commit(ROOT)
-        bundles = {"student": student_bundle(ROOT, commit, book), "instructor": instructor_bundle(ROOT, commit)}
+        student = student_bundle(ROOT, commit, book)
     except (syllabus.SyllabusError, NotWritableError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 2
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
-    for kind, bundle in bundles.items():
+    instructor = {path: (ROOT / path).read_bytes() for path in commit.files}
+    paths = {}
+    for kind, bundle in (("student", student), ("instructor", instructor)):
         name = f"module-{book.module.number}-{kind}"
-        content = bundle_zip(name, bundle, commit)
-        write_whole(args.output / f"{name}.zip", content)
-        print(f"{args.output / name}.zip  {len(content) / 1e6:.1f} MB\n{ABOUT[kind]}")
-    print(REPORT.format(commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
-    if not book.module.repository:
-        print(NO_ADDRESS.format(syllabus=book.path.relative_to(ROOT)), end="")
+        paths[kind] = args.output / f"{name}.zip"
+        write_whole(paths[kind], bundle_zip(name, bundle, commit))
+    print(REPORT.format(**paths, commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
     return 0

@@ -21,9 +21,6 @@ BUNDLE = """\
 data samples. You need Python 3.11, 3.12 or 3.13. Unpack it, and follow the three lines in its `README.md`: they install
 PyTorch and JupyterLab, 1.5 GB of disk without CUDA and 6 GB with it, and open the first page. Each notebook's page
 has a button that downloads it alone; to run, it needs what the bundle installs."""
-NO_BUNDLE = """\
-If you have the students' bundle, its `README.md` has the three lines to begin with; if you have this site alone, ask
-for the bundle where you got its address. Each notebook's page here has a button that downloads it, too."""
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
@@ -66,7 +63,7 @@ def how_to_begin(book: Syllabus, bundle: str = "", megabytes: float = 0) -> str:
             f"    git clone {address} module-15\n    cd module-15\n    make lab\n\n{offered}\n"
         )
     return (
-        f"{offered or NO_BUNDLE}\n\n"
+        f"{offered}\n\n"
         "If you have the course's folder, this opens the student edition in JupyterLab "
         "(Linux or macOS, in the course's folder; on Windows `py -m course lab`):\n\n    make lab\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from course import instructor_guide, lint, start_page
 from course.execution import read_notebook
 from course.exercise_form import HEADING
-from course.module_readme import markers
+from course.module_readme import markers, table
 from course.syllabus import direct_needs, load
 
 SYLLABUS = load()
@@ -41,13 +41,17 @@ def test_what_is_generated_is_up_to_date():
     assert [str(finding) for finding in lint.lint_readme(SYLLABUS)] == []
 
 
+def test_a_sign_of_markdown_in_a_table_is_text():
+    assert table(("A", "B"), [("x | y", "*args")]).endswith("| x \\| y | \\*args |")
+
+
 def test_hours_are_those_of_the_students_start_page_and_their_sum():
     begin, end = (re.escape(marker) for marker in markers("hours", instructor_guide.SOURCE))
-    table = re.search(f"{begin}(.*?){end}", TEXT, re.DOTALL)[1].strip().splitlines()[2:]
-    *rows, total = [[minutes(cell) for cell in line.strip("| ").split(" | ")[-3:]] for line in table]
+    shown = re.search(f"{begin}(.*?){end}", TEXT, re.DOTALL)[1].strip().splitlines()[2:]
+    *rows, total = [[minutes(cell) for cell in line.strip("| ").split(" | ")[-3:]] for line in shown]
     page = start_page.start_page(SYLLABUS, LESSONS).cells[0].source.replace(start_page.NO_BREAK, " ")
     told = re.findall(r"^\| \[\d+-\d\d .*? \| .*? \| (.*?) \| \d+ for \d+ points, (.*?) \|$", page, re.MULTILINE)
-    assert [line[2:7] for line in table[:-1]] == list(TOPICS)
+    assert [line[2:7] for line in shown[:-1]] == list(TOPICS)
     assert [row[:2] for row in rows] == [list(map(minutes, times)) for times in told]
     assert total == [sum(column) for column in zip(*rows, strict=True)]
     assert all(reading + exercises == together for reading, exercises, together in [*rows, total])
