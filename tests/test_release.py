@@ -392,7 +392,12 @@ def test_only_what_is_committed_is_released(monkeypatch, tmp_path, capsys):
     assert list((tmp_path / "dist").iterdir()) == []
 
 
-def test_a_notebook_that_is_not_committed_is_named():
+def test_a_notebook_that_cannot_be_released_is_named(monkeypatch):
     files = tuple(path for path in COMMIT.files if not path.endswith(TOPIC.file))
     with pytest.raises(release.ReleaseError, match=f"{re.escape(TOPIC.file)}: isn't committed"):
         release.student_bundle(ROOT, replace(COMMIT, files=files), ONE_TOPIC)
+    notebook, digest = read_notebook(TOPIC.path)
+    notebook.cells[0].source = BEGIN
+    monkeypatch.setattr(release, "read_notebook", lambda path: (notebook, digest))
+    with pytest.raises(release.ReleaseError, match=f"{re.escape(TOPIC.file)}: cell '{notebook.cells[0].id}'"):
+        release.student_bundle(ROOT, COMMIT, ONE_TOPIC)
