@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
-from urllib.parse import unquote
+from collections.abc import Container
 
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelspec import KERNEL_NAME, get_kernel_dict
@@ -58,20 +57,18 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
 
 
 def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
-    """The solution blocks (without markers) by cell id. Raises EditionError as `student_edition` does."""
-    student_edition(notebook)
+    """The solution blocks (without markers) by cell id. Raises MarkerError for markers that don't pair."""
     found = {}
     for cell in notebook.cells:
         if cell.cell_type == "code" and BEGIN in cell.source:
             lines = cell.source.split("\n")
-            blocks = solution_blocks(cell.source)
-            found[cell.id] = ["\n".join(lines[i + 1 : j]) for i, j in blocks]
+            found[cell.id] = ["\n".join(lines[begin + 1 : end]) for begin, end in solution_blocks(cell.source)]
     return found
 
 
 def _hide_solution(cell: NotebookNode) -> None:
     if cell.cell_type != "code":
-        if any(line.strip() in (BEGIN, END, BEGIN_HIDDEN, END_HIDDEN) for line in cell.source.split("\n")):
+        if any(marker in cell.source.split("\n") for marker in (BEGIN, END, BEGIN_HIDDEN, END_HIDDEN)):
             raise EditionError("a marker of solutions or hidden tests in a cell that isn't code")
         return
     nbgrader = cell.metadata.get("nbgrader", {})
@@ -88,15 +85,11 @@ def _hide_solution(cell: NotebookNode) -> None:
         cell.source = student_source(cell.source)
 
 
-def unlink_missing(notebook: NotebookNode, folder: Path) -> None:
-    """Turn links in Markdown to notebooks that `folder` lacks (topics that aren't written yet) into plain text."""
-
-    def plain(link: re.Match) -> str:
-        return link[0] if (folder / unquote(link[2])).is_file() else link[1]
-
+def unlink_missing(notebook: NotebookNode, there: Container[str]) -> None:
+    """Turn links in Markdown to notebooks that aren't `there` (topics that aren't written yet) into plain text."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = _NOTEBOOK_LINK.sub(plain, cell.source)
+            cell.source = _NOTEBOOK_LINK.sub(lambda link: link[0] if link[2] in there else link[1], cell.source)
 
 
 def jupyter_metadata() -> dict[str, dict]:

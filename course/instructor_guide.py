@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from nbformat import NotebookNode
 
@@ -18,18 +19,21 @@ from course.execution import NotebookError, read_notebook
 from course.exercise_form import HEADING
 from course.module_readme import table
 from course.start_page import duration, reading_minutes
-from course.syllabus import Syllabus, Topic, direct_needs
+from course.syllabus import Syllabus, direct_needs
 
 NAME = "INSTRUCTOR_GUIDE.md"
 SOURCE = "the notebooks"
 
-# what stands before the first section of each notebook, and behind the last one
-BEFORE = ("Learning objectives", "Setup")
-BEHIND = ("Self-assessment", "Key takeaways", "Where this goes next", "References")
 BEGINNING = "Title, objectives, set-up"
 END = "Self-assessment and end"
+# what stands before the first section of each notebook, and behind the last one: heading → part
+OUTSIDE = {"Learning objectives": BEGINNING, "Setup": BEGINNING} | dict.fromkeys(
+    ("Self-assessment", "Key takeaways", "Where this goes next", "References"), END
+)
 
-_PART = re.compile(r"^(?=## (?!Milestones$)|### Milestone )", re.MULTILINE)
+TIMES = ("Reading", "Exercises", "Together")
+
+_PART = re.compile(r"^(?:## (?!Milestones$)|### (?=Milestone ))(.*)", re.MULTILINE)
 _STOP = re.compile(r"\bstop\b[^.\n]*\btoday\b", re.IGNORECASE)
 
 # day → its topics, and which of their exercises it has time for; a notebook goes on where an exercise was left out
@@ -61,43 +65,45 @@ class Part:
 
 
 def render(syllabus: Syllabus) -> dict[str, str]:
-    """The Markdown of every generated part, by name.
-
-    Drafts have no page in the guide yet. A notebook that is missing or damaged counts as not written.
-    """
+    """The Markdown of every generated part, by name. Drafts, and notebooks that can't be read, are left out."""
     topics = {number: topic for number, topic in syllabus.topics.items() if not topic.is_draft}
     lessons = {}
     for number, topic in topics.items():
         with suppress(NotebookError):
             lessons[number] = parts(read_notebook(topic.path)[0])
+    times = partial(_times, lessons)
+    hours = [
+        (f"{number} {topics[number].title}", ", ".join(direct_needs(topics[number], topics)) or "–", *times([number]))
+        for number in lessons
+    ]
+    week = [
+        (day, ", ".join(numbers), ", ".join(chosen), *times(numbers, chosen))
+        for day, (numbers, chosen) in A_WEEK.items()
+    ]
+    term, picks = (
+        [(label, ", ".join(numbers), *times(numbers)) for label, numbers in plan.items()] for plan in (A_TERM, PICKS)
+    )
     rendered = {
-        "hours": _hours(topics, lessons),
-        "a week": _week(lessons),
-        "a term": _schedule("Week", A_TERM, lessons),
-        "picked topics": _schedule("Aim", PICKS, lessons),
+        "hours": table(("Topic", "Builds on", *TIMES), [*hours, ("all", "", *times(lessons))]),
+        "a week": table(("Day", "Topics", "Exercises done", *TIMES), week),
+        "a term": table(("Week", "Topics", *TIMES), term),
+        "picked topics": table(("Aim", "Topics", *TIMES), picks),
     }
     return rendered | {f"pace of {number}": _pace(lesson) for number, lesson in lessons.items()}
 
 
 def parts(notebook: NotebookNode) -> list[Part]:
-    """A lesson's stretches in order; what stands before the first section is one of them, what ends it another."""
-    cells: dict[str, list[NotebookNode]] = {BEGINNING: []}
+    """A lesson's stretches in order; what stands before the first section is one of them, what ends it another.
+
+    A stretch begins with the cell that has its heading.
+    """
+    cells: dict[str, list[NotebookNode]] = {}
     heading = BEGINNING
     for cell in notebook.cells:
-        if cell.cell_type != "markdown":
-            cells[heading].append(cell)
-            continue
-        for text in _PART.split(cell.source):
-            if _PART.match(text):
-                heading = _name(text.split("\n")[0].lstrip("# "))
-            cells.setdefault(heading, []).append(NotebookNode(cell_type="markdown", source=text, metadata={}))
+        if cell.cell_type == "markdown" and (found := _PART.search(cell.source)):
+            heading = OUTSIDE.get(found[1], found[1])
+        cells.setdefault(heading, []).append(cell)
     return [_part(heading, found) for heading, found in cells.items()]
-
-
-def _name(heading: str) -> str:
-    if heading in BEFORE:
-        return BEGINNING
-    return END if heading in BEHIND else heading
 
 
 def _part(heading: str, cells: list[NotebookNode]) -> Part:
@@ -106,48 +112,24 @@ def _part(heading: str, cells: list[NotebookNode]) -> Part:
     return Part(heading, reading_minutes(NotebookNode(cells=cells)), exercises, bool(_STOP.search(text)))
 
 
-def reading(lesson: Iterable[Part]) -> int:
-    """Minutes to read a lesson, to the next five."""
-    return 5 * math.ceil(round(sum(part.reading for part in lesson) / 5, 9))
-
-
 def exercises(lesson: Iterable[Part]) -> dict[str, int]:
     """Number → minutes of each exercise."""
     return {number: time for part in lesson for number, time in part.exercises.items()}
 
 
-def _hours(topics: dict[str, Topic], lessons: Mapping[str, list[Part]]) -> str:
-    rows = []
-    for number, topic in topics.items():
-        builds_on = ", ".join(direct_needs(topic, topics)) or "–"
-        times = _times([number], lessons) if number in lessons else ("not written yet", "", "")
-        rows.append((f"{number} {topic.title}", builds_on, *times))
-    rows.append(("all", "", *_times(lessons, lessons)))
-    return table(("Topic", "Builds on", "Reading", "Exercises", "Together"), rows)
-
-
-def _week(lessons: Mapping[str, list[Part]]) -> str:
-    rows = [
-        (day, ", ".join(numbers), ", ".join(chosen), *_times(numbers, lessons, chosen))
-        for day, (numbers, chosen) in A_WEEK.items()
-    ]
-    return table(("Day", "Topics", "Exercises done", "Reading", "Exercises", "Together"), rows)
-
-
-def _schedule(first: str, plan: Mapping[str, tuple[str, ...]], lessons: Mapping[str, list[Part]]) -> str:
-    rows = [(label, ", ".join(numbers), *_times(numbers, lessons)) for label, numbers in plan.items()]
-    return table((first, "Topics", "Reading", "Exercises", "Together"), rows)
-
-
 def _times(
-    numbers: Iterable[str], lessons: Mapping[str, list[Part]], chosen: Collection[str] | None = None
+    lessons: Mapping[str, list[Part]], numbers: Iterable[str], chosen: Collection[str] | None = None
 ) -> tuple[str, str, str]:
-    """Reading, exercises and both, of these topics; of the exercises only the chosen ones, if given."""
+    """Reading, exercises (of these the chosen ones, if given) and both, of these topics.
+
+    What is read of a topic counts to the next five minutes, so that sums are right.
+    """
     found = [lessons[number] for number in numbers if number in lessons]
     tasks = {number: time for lesson in found for number, time in exercises(lesson).items()}
     doing = sum(time for number, time in tasks.items() if chosen is None or number in chosen)
-    read = sum(map(reading, found))
-    return duration(read), duration(doing), duration(read + doing)
+    # rounded: a float that is a little above a multiple of five is that multiple
+    reading = sum(5 * math.ceil(round(sum(part.reading for part in lesson) / 5, 9)) for lesson in found)
+    return duration(reading), duration(doing), duration(reading + doing)
 
 
 def _pace(lesson: list[Part]) -> str:
@@ -156,5 +138,5 @@ def _pace(lesson: list[Part]) -> str:
         tasks = ", ".join(f"{number}: {time} min" for number, time in part.exercises.items())
         rows.append((part.heading, f"{round(part.reading)} min", tasks))
         if part.stops:
-            rows.append(("*a place to stop for the day*", "", ""))
-    return table(("Part", "Reading", "Exercises"), rows, raw_columns=(0,))
+            rows.append(("_a place to stop for the day_", "", ""))
+    return table(("Part", "Reading", "Exercises"), rows)

@@ -6,6 +6,9 @@ by hand and left alone.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from course.syllabus import Syllabus, Topic, direct_needs
 
 SOURCE = "syllabus.toml"
@@ -17,20 +20,16 @@ class ReadmeError(ValueError):
 
 def render(syllabus: Syllabus) -> dict[str, str]:
     """The Markdown of every generated part, by name."""
-    topics = list(syllabus.topics.values())
+    topics = syllabus.topics.values()
+    meetings = [(topic.number, ", ".join(met.references), met.text) for topic in topics for met in topic.warnings]
     return {
         "introduction": syllabus.module.introduction,
         "map": _map(syllabus),
-        "topics": _topics(topics),
-        "ownership": table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
-        "meetings": table(
-            ("Topic", "Names", "Who teaches what"),
-            [
-                (topic.number, ", ".join(warning.references), warning.text)
-                for topic in topics
-                for warning in topic.warnings
-            ],
+        "topics": table(
+            ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires"), map(_topic_row, topics)
         ),
+        "ownership": table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
+        "meetings": table(("Topic", "Names", "Who teaches what"), meetings),
     }
 
 
@@ -51,17 +50,11 @@ def markers(name: str, source: str = SOURCE) -> tuple[str, str]:
     return f"<!-- generated from {source}: {name} -->", f"<!-- end of {name} -->"
 
 
-def _topics(topics: list[Topic]) -> str:
-    rows = []
-    for topic in topics:
-        # a link only where there is something to open
-        title = _escape(topic.title)
-        title = f"[{title}]({topic.file})" if topic.path.exists() else title
-        title += " (draft)" if topic.is_draft else ""
-        requires = ", ".join(topic.prerequisites) or "nothing"
-        rows.append((topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires))
-    header = ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires")
-    return table(header, rows, raw_columns=(1,))
+def _topic_row(topic: Topic) -> tuple[str, ...]:
+    title = f"[{topic.title}]({topic.file})" if topic.path.exists() else topic.title
+    title += " (draft)" if topic.is_draft else ""
+    requires = ", ".join(topic.prerequisites) or "nothing"
+    return topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires
 
 
 def _map(syllabus: Syllabus) -> str:
@@ -82,17 +75,10 @@ def _node(number: str) -> str:
     return "t" + number.replace("-", "_")
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]], raw_columns: tuple[int, ...] = ()) -> str:
-    """A Markdown table. Cells are escaped, but for those of `raw_columns`, which are Markdown already."""
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table. A | or * in a cell is text."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in rows:
-        cells = [value if column in raw_columns else _escape(value) for column, value in enumerate(row)]
+        cells = [re.sub(r"[|*]", r"\\\g<0>", cell) for cell in row]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _escape(text: str) -> str:
-    """Keep a text from ending its table cell or from being read as emphasis around an underscore or asterisk."""
-    for sign in "|*":
-        text = text.replace(sign, "\\" + sign)
-    return text

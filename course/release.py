@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import nbformat
 from packaging.requirements import Requirement
 
 from course import start_page, syllabus
@@ -34,19 +32,11 @@ FOR_STUDENTS = ("torch", "torchvision", "jupyter", "ipykernel")  # of requiremen
 RENEWING = "A newer edition comes as another zip: unpack it beside this folder, not over it."
 GIT_SECONDS = 60
 
-NO_ADDRESS = """\
-`repository` in {syllabus} is empty, so the students' README and notebooks
-name no address: they say "where you got this". Fill it in and release again if there is one.
-"""
 REPORT = """\
-{student}  {student_size:.1f} MB
-    For students: {count} notebooks without solutions, start page, wheel with the data samples, README.
-    Unpack it once yourself and follow its README.md; then put it where your students download.
-{instructor}  {instructor_size:.1f} MB
-    For instructors: all that is committed, with solutions and tests. Not for students.
+{student}: for students. Unpack it once yourself and follow its README.md;
+    then put it where your students download.
+{instructor}: for instructors, all that is committed, with solutions and tests.
 Both are of commit {commit} ({date}); the same commit gives the same bytes.
-The checks in the wheel are packed, so that nobody finds an answer in an editor or by searching. That is a
-curtain and no lock: students who want to read them can.
 """
 
 
@@ -82,8 +72,6 @@ def _git(root: Path, *arguments: str) -> str:
         )
     except FileNotFoundError:
         raise ReleaseError("git isn't installed; a release takes what is committed") from None
-    except subprocess.TimeoutExpired:
-        raise ReleaseError(f"git {arguments[0]} took more than {GIT_SECONDS} s in {root}") from None
     except subprocess.CalledProcessError as error:
         raise ReleaseError(
             f"a release takes what is committed, and git says: {error.stderr.strip()}\n"
@@ -98,54 +86,45 @@ def _git(root: Path, *arguments: str) -> str:
 
 def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, bytes]:
     """What students get. Raises ReleaseError for a notebook that isn't committed or has no student edition."""
-    wheel, content = student_wheel(root, commit.files, commit.moment)
-    notebooks = _lessons(root, commit, book)
-    bundle = {wheel: content}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in notebooks:
-            Path(folder, name).touch()
-        for name, notebook in notebooks.items():
-            unlink_missing(notebook, Path(folder))
-            bundle[name] = as_file(notebook, book)
+    notebooks = {}
+    for lesson in finished(book):
+        if lesson.path.relative_to(root).as_posix() not in commit.files:
+            raise ReleaseError(f"{lesson.path.name}: isn't committed")
+        try:
+            notebooks[lesson.path.name] = student_edition(read_notebook(lesson.path)[0])
+        except (NotebookError, EditionError) as error:
+            raise ReleaseError(f"{lesson.path.name}: {error}") from None
     there = {number: notebooks[topic.file] for number, topic in book.topics.items() if topic.file in notebooks}
-    bundle[start_page.NAME] = as_file(start_page.start_page(book, there, RENEWING), book)
+    page = start_page.start_page(book, there, RENEWING)
+    for notebook in notebooks.values():
+        unlink_missing(notebook, notebooks)
+    bundle = {name: as_file(notebook, book) for name, notebook in {**notebooks, start_page.NAME: page}.items()}
+
+    wheel, content = student_wheel(root, commit.files, commit.moment)
+    bundle[wheel] = content
     needed = [line for line in requirements(root) if Requirement(line).name in FOR_STUDENTS]
     bundle["requirements.txt"] = "\n".join(["-c constraints.txt", *needed, f"./{wheel}", ""]).encode()
-    for name, path in (("constraints.txt",) * 2, ("LICENSE",) * 2, ("DATA.md", "datasets/README.md")):
+    for name, path in {
+        "constraints.txt": "constraints.txt",
+        "LICENSE": "LICENSE",
+        "DATA.md": "datasets/README.md",
+    }.items():
         bundle[name] = (root / path).read_bytes()
     address = book.module.repository
-    bundle["README.md"] = (
-        README.read_text(encoding="utf-8")
-        .format(
-            title=f"Module {book.module.number}: {book.module.title}",
-            count=len(notebooks),
-            date=f"{commit.moment:%Y-%m-%d}",
-            commit=commit.name,
-            ask=f"ask your instructor, or look at {address}." if address else "ask whoever gave you this folder.",
-        )
-        .encode()
+    readme = README.read_text(encoding="utf-8").format(
+        title=f"Module {book.module.number}: {book.module.title}",
+        count=len(notebooks),
+        date=f"{commit.moment:%Y-%m-%d}",
+        commit=commit.name,
+        ask=f"ask your instructor, or look at {address}." if address else "ask whoever gave you this folder.",
     )
+    bundle["README.md"] = readme.encode()
     return bundle
 
 
-def instructor_bundle(root: Path, commit: Commit) -> dict[str, bytes]:
-    """All that is committed."""
-    return {path: (root / path).read_bytes() for path in commit.files}
-
-
-def _lessons(root: Path, commit: Commit, book: Syllabus) -> dict[str, nbformat.NotebookNode]:
-    """The student editions of all topics that are no drafts, by file name."""
-    editions, problems = {}, []
-    for lesson in finished(book):
-        try:
-            if lesson.path.relative_to(root).as_posix() not in commit.files:
-                raise EditionError("isn't committed")
-            editions[lesson.path.name] = student_edition(read_notebook(lesson.path)[0])
-        except (NotebookError, EditionError) as error:
-            problems.append(f"{lesson.path.name}: {error}")
-    if problems:
-        raise ReleaseError("\n".join(problems))
-    return editions
+def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> bytes:
+    """The zip of a bundle, which is unpacked into `folder`."""
+    return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -166,27 +145,17 @@ def main(args: argparse.Namespace) -> int:
             raise ReleaseError(f"commit these first, so that the release can be made again from its commit:{listed}")
         commit = read_commit(ROOT)
         student = student_bundle(ROOT, commit, book)
-        instructor = instructor_bundle(ROOT, commit)
     except (syllabus.SyllabusError, NotWritableError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 2
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
-    name = f"module-{book.module.number}"
-    paths, sizes = {}, {}
+    instructor = {path: (ROOT / path).read_bytes() for path in commit.files}
+    paths = {}
     for kind, bundle in (("student", student), ("instructor", instructor)):
-        paths[kind] = args.output / f"{name}-{kind}.zip"
-        content = bundle_zip(f"{name}-{kind}", bundle, commit)
-        sizes[f"{kind}_size"] = len(content) / 1e6
-        write_whole(paths[kind], content)
-    count = sum(path.endswith(".ipynb") for path in student) - 1
-    print(REPORT.format(**paths, **sizes, count=count, commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
-    if not book.module.repository:
-        print(NO_ADDRESS.format(syllabus=book.path.relative_to(ROOT)), end="")
+        name = f"module-{book.module.number}-{kind}"
+        paths[kind] = args.output / f"{name}.zip"
+        write_whole(paths[kind], bundle_zip(name, bundle, commit))
+    print(REPORT.format(**paths, commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
     return 0
-
-
-def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> bytes:
-    """The zip of a bundle, which is unpacked into `folder`."""
-    return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment)

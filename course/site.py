@@ -338,11 +338,11 @@ def write_pages(
         (source / lesson.topic.file).touch()
     for lesson in lessons:
         page = lesson_page(lesson, book, extra, solutions)
-        unlink_missing(page, source)
+        unlink_missing(page, {lesson.topic.file for lesson in lessons})
         nbformat.write(page, source / lesson.topic.file)
         if solutions:
             (source / f"{lesson.solutions_page}.md").write_text(solutions_page(lesson), encoding="utf-8")
-        unlink_missing(lesson.edition, source)
+        unlink_missing(lesson.edition, {lesson.topic.file for lesson in lessons})
         (extra / "notebooks").mkdir(parents=True, exist_ok=True)
         notebook = zipped({lesson.topic.file: ways.as_file(lesson.edition, book)}, datetime.now(UTC))
         (extra / "notebooks" / ways.zip_of(lesson.topic)).write_bytes(notebook)

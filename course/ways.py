@@ -21,27 +21,19 @@ BUNDLE = """\
 data samples. You need Python 3.11, 3.12 or 3.13. Unpack it, and follow the three lines in its `README.md`: they install
 PyTorch and JupyterLab, 1.5 GB of disk without CUDA and 6 GB with it, and open the first page. Each notebook's page
 has a button that downloads it alone; to run, it needs what the bundle installs."""
-NO_BUNDLE = """\
-If you have the students' bundle, its `README.md` has the three lines to begin with; if you have this site alone, ask
-for the bundle where you got its address. Each notebook's page here has a button that downloads it, too."""
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
-def on_github(address: str) -> str:
-    """OWNER/NAME of a repository on GitHub, "" for another address: Colab and Kaggle open notebooks from there only."""
-    found = _GITHUB.fullmatch(address)
-    return found[1] if found else ""
-
-
 def links(book: Syllabus, file: str) -> dict[str, str]:
-    """Where a notebook of the student edition can be opened: name → address."""
-    name = on_github(book.module.repository)
-    if not name:
+    """Where a notebook of the student edition can be opened: name → address; nowhere if the course isn't on GitHub."""
+    found = _GITHUB.fullmatch(book.module.repository)
+    if not found:
         return {}
-    at = f"github.com/{name}/blob/{STUDENT_BRANCH}/{file}"
+    name = found[1]
+    at = f"{name}/blob/{STUDENT_BRANCH}/{file}"
     return {
-        "Open in Colab": f"https://colab.research.google.com/{at.replace('github.com', 'github')}",
-        "Open in Kaggle": f"https://kaggle.com/kernels/welcome?src=https://{at}",
+        "Open in Colab": f"https://colab.research.google.com/github/{at}",
+        "Open in Kaggle": f"https://kaggle.com/kernels/welcome?src=https://github.com/{at}",
         "Open in Binder": f"https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/workbook/{file}",
     }
 
@@ -53,8 +45,8 @@ def zip_of(topic: Topic) -> str:
 
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
     """The row of buttons below a page's title, as HTML."""
-    made = ['<a href="index.html#begin">How to run it</a>']
     about = "A zip. How to run it says what else a notebook needs: the students' bundle."
+    made = ['<a href="index.html#begin">How to run it</a>']
     made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook</a>']
     made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
     made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
@@ -65,16 +57,16 @@ def how_to_begin(book: Syllabus, bundle: str = "", megabytes: float = 0) -> str:
     """The front page's lines on how to get to work, as Markdown; `bundle` is the students' zip, if the site has it."""
     offered = BUNDLE.format(file=bundle, megabytes=megabytes) if bundle else ""
     address = book.module.repository
-    here = "Linux or macOS, in the course's folder; on Windows `py -m course lab`"
-    if not address:
+    if address:
         return (
-            f"{offered or NO_BUNDLE}\n\n"
-            f"If you have the course's folder, this opens the student edition in JupyterLab ({here}):\n\n"
-            "    make lab\n"
+            "In a browser, each notebook's page opens it in Colab, Kaggle or Binder. On your own machine:\n\n"
+            f"    git clone {address} module-15\n    cd module-15\n    make lab\n\n{offered}\n"
         )
-    clone = f"    git clone {address} module-15\n    cd module-15\n    make lab"
-    browser = "In a browser, each notebook's page opens it in Colab, Kaggle or Binder."
-    return f"{browser} On your own machine:\n\n{clone}\n\n{offered}\n"
+    return (
+        f"{offered}\n\n"
+        "If you have the course's folder, this opens the student edition in JupyterLab "
+        "(Linux or macOS, in the course's folder; on Windows `py -m course lab`):\n\n    make lab\n"
+    )
 
 
 def as_file(notebook: NotebookNode, book: Syllabus) -> bytes:

@@ -1,4 +1,4 @@
-"""The students' wheel: `shared` with the samples and recordings, from the tables of pyproject.toml.
+"""The students' wheel: `shared` with the samples and recordings.
 
 It is written here and not by setuptools because it isn't the repository's own wheel: it has no `course`, its checks are
 packed (shared/checks/__init__.py says how), it asks for the packages that `shared` imports but leaves torch as it is,
@@ -61,43 +61,35 @@ def student_wheel(root: Path, tracked: Collection[str], moment: datetime) -> tup
     version = f"{project['version']}.post{moment:%Y%m%d%H%M}"
     stem = f"{project['name'].replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
-    files = _code_and_data(root, tracked, pyproject["tool"]["setuptools"])
+    files = _code_and_data(root, tracked, pyproject["tool"]["setuptools"]["package-dir"])
     for path in project["license-files"]:
         files[f"{info}/licenses/{path}"] = (root / path).read_bytes()
-    metadata = METADATA.format_map({**project, "version": version})
     # without torch: the notebooks' first lines install the wheel where torch is there already, and a dependency on it
     # might replace the build that fits the machine's GPU by another
     needed = [line for line in requirements(root) if Requirement(line).name in project["dependencies"]]
-    metadata += "".join(f"Requires-Dist: {line}\n" for line in needed)
-    files[f"{info}/METADATA"] = metadata.encode()
+    metadata = METADATA.format_map({**project, "version": version})
+    files[f"{info}/METADATA"] = (metadata + "".join(f"Requires-Dist: {line}\n" for line in needed)).encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    record = f"{info}/RECORD,,\n"
+    for path, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(content)}\n"
+    files[f"{info}/RECORD"] = record.encode()
     return f"{stem}-py3-none-any.whl", zipped(files, moment)
 
 
-def _code_and_data(root: Path, tracked: Collection[str], setuptools: Mapping) -> dict[str, bytes]:
-    """What the wheel has of the packages below `shared`: path in the wheel → content, topics' checks packed."""
-    moved = setuptools["package-dir"]  # packages that are no code, and their folders
+def _code_and_data(root: Path, tracked: Collection[str], moved: Mapping[str, str]) -> dict[str, bytes]:
+    """What the wheel has below `shared`: path in the wheel → content, topics' checks packed.
+
+    `moved` are packages that lie elsewhere, with their folders: the samples and the recordings.
+    """
     files = {}
-    for package in setuptools["packages"]:
-        if package.split(".")[0] != "shared":
-            continue
-        inside = package.replace(".", "/")
-        patterns = [] if package in moved else ["*.py"]
-        patterns += setuptools["package-data"].get(package, [])
+    for package, folder in {"shared": "shared", **moved}.items():
         for path in tracked:
-            folder, _, name = path.rpartition("/")
-            if folder == moved.get(package, inside) and any(fnmatch(name, pattern) for pattern in patterns):
-                files[f"{inside}/{name}"] = (root / path).read_bytes()
-    for path in [path for path in files if fnmatch(path, "shared/checks/topic_*.py")]:
-        files[f"{path.removesuffix('.py')}.packed"] = zlib.compress(files.pop(path), 9)
+            if path.startswith(f"{folder}/"):
+                inside = package.replace(".", "/") + path.removeprefix(folder)
+                content = (root / path).read_bytes()
+                if fnmatch(inside, "shared/checks/topic_*.py"):
+                    inside, content = inside.replace(".py", ".packed"), zlib.compress(content, 9)
+                files[inside] = content
     return files
-
-
-def _record(files: Mapping[str, bytes], itself: str) -> bytes:
-    """The wheel's list of what it holds, with checksums."""
-    lines = []
-    for path, content in sorted(files.items()):
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(content)}\n")
-    return "".join([*lines, f"{itself},,\n"]).encode()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 from course import start_page, syllabus
@@ -14,7 +16,7 @@ from course.edition import EditionError, jupyter_metadata, student_edition, unli
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.files import NotWritableError, require_writable
-from course.renewing import EARLIER, Written, write_edition
+from course.renewing import write_edition
 from course.selection import Selected, SelectionError, select
 from course.syllabus import Syllabus
 
@@ -52,28 +54,20 @@ def finished(syllabus: Syllabus) -> list[Selected]:
 
 
 def make(notebooks: list[Selected], folder: Path) -> int:
-    """Write the student edition of the notebooks that exist, saying what was done; 1 if one couldn't be made."""
-    failed = False
-    made = 0
+    """Write the student edition of the notebooks, saying what was done; 1 if one couldn't be made."""
+    status = 0
     for notebook in notebooks:
-        if not notebook.path.is_file():
-            continue
+        name = notebook.path.name
         try:
             edition = student_edition(read_notebook(notebook.path)[0])
-            unlink_missing(edition, notebook.path.parent)
-            edition.metadata.update(jupyter_metadata())
-            written = write_edition(edition, folder, notebook.path.name)
         except (NotebookError, EditionError) as error:
-            failed = True
-            lines = "\n".join(f"  {line}" for line in str(error).splitlines())
-            print(f"{notebook.path.name}: no student edition, because of\n{lines}")
+            status = 1
+            print(f"{name}: no student edition, because of\n{textwrap.indent(str(error), '  ')}")
             continue
-        made += 1
-        print(_account(written, notebook.path.name))
-    if not made and not failed:
-        print("There is no notebook to make a student edition of.")
-        return 1
-    return 1 if failed else 0
+        unlink_missing(edition, [path.name for path in notebook.path.parent.glob("*.ipynb")])
+        edition.metadata.update(jupyter_metadata())
+        print(write_edition(edition, folder, name))
+    return status
 
 
 def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
@@ -81,47 +75,9 @@ def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
     notebooks = {}
     for number, topic in syllabus.topics.items():
         if (folder / topic.file).is_file():
-            try:
+            with suppress(NotebookError):  # `make` has said so
                 notebooks[number] = read_notebook(topic.path)[0]
-            except NotebookError:
-                continue  # `make` has said so
     page = start_page.start_page(syllabus, notebooks)
     page.metadata.update(jupyter_metadata())
-    written = write_edition(page, folder, start_page.NAME)
-    if written.what != "up to date":
-        print(_account(written, start_page.NAME))
-    return written.path
-
-
-def _account(written: Written, name: str) -> str:
-    """What to tell about an edition, in a line."""
-    told = f"{name}: {written.what}"
-    if written.refused:
-        reasons = "; ".join(f"{path.name} is left as it is: {reason}" for path, reason in written.refused)
-        told = f"{reasons}. The newest edition is {written.path.name}: {written.what}"
-    merged = written.merged
-    if merged is None or not merged.has_work:
-        return f"{told}."
-
-    taken_over = []
-    if merged.answers:
-        taken_over.append(f"your answers to {_listed(merged.answers)}")
-    if merged.added:
-        taken_over.append(f"{merged.added} of your own cells")
-    if merged.edits:
-        taken_over.append(f"your changes of {_listed(merged.edits)}")
-    told += f", with {_listed(taken_over)}." if taken_over else "."
-    if merged.new_stubs:
-        told += f" The stub of {_listed(merged.new_stubs)} has changed, too: see whether your answer still fits."
-    if merged.overruled:
-        told += f" The lesson has changed {_listed(merged.overruled)}, too: its version is in place of yours."
-    if merged.removed:
-        told += f" The lesson no longer has {_listed(merged.removed)}, which you had changed."
-    if not merged.is_base_known:
-        told += " What you were given isn't on record, so all that differs counts as yours."
-    return f"{told} Your file as it was is {EARLIER}/{written.earlier.name}."
-
-
-def _listed(words: list[str]) -> str:
-    """a, b and c"""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    print(write_edition(page, folder, start_page.NAME))
+    return folder / start_page.NAME

@@ -1,27 +1,26 @@
 """The student edition: what is taken out, what is refused, and what becomes of a student's work when it is renewed."""
 
 import copy
-import hashlib
 import json
 import os
-import shutil
-import threading
 import warnings
 from dataclasses import replace
 
 import nbformat
 import pytest
-from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from jupyter_client.manager import run_kernel
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
 from course import renewing, workbook
-from course.edition import EditionError, jupyter_metadata, solutions, student_edition, unlink_missing
+from course.edition import EditionError, solutions, student_edition, unlink_missing
 from course.exercise_form import answer_metadata, check_metadata
-from course.kernels import connection
-from course.renewing import EARLIER, EDITIONS_KEPT, OLD_RECORD, RECORDS, write_edition
+from course.renewing import EARLIER, RECORD, write_edition
 from course.selection import Selected
 from course.syllabus import load
+
+# --------------------------------------------------------------------------------------------------------------------
+# no solutions
 
 ANSWER = '''\
 class Swish:
@@ -58,123 +57,74 @@ def helper(x):
             raise NotImplementedError
     return y
 '''
-ANSWER_METADATA = {"nbgrader": {"grade_id": "ex-a", "solution": True, "grade": False, "schema_version": 3}}
-CHECK_METADATA = {"nbgrader": {"grade_id": "ex-a-check", "solution": False, "grade": True, "schema_version": 3}}
+HIDDEN = "### BEGIN HIDDEN TESTS\nassert Swish(1) == 1\n### END HIDDEN TESTS"
 
 
-def lesson(answer=ANSWER, metadata=ANSWER_METADATA):
-    printed = [new_output("stream", name="stdout", text="out")]
-    return new_notebook(
+def lesson(answer=ANSWER, metadata=None):
+    """A lesson as it is committed: title, demo, ex-a, ex-a-check, with outputs."""
+    notebook = new_notebook(
         cells=[
             new_markdown_cell("# Title", id="title"),
-            new_code_cell("print(1)  # 1", id="demo", outputs=copy.deepcopy(printed), execution_count=1),
-            new_code_cell(
-                answer, id="ex-a", metadata=copy.deepcopy(metadata), outputs=copy.deepcopy(printed), execution_count=2
-            ),
-            new_code_cell(
-                "check(Swish)", id="ex-a-check", metadata=copy.deepcopy(CHECK_METADATA), outputs=copy.deepcopy(printed),
-                execution_count=3,
-            ),
+            new_code_cell("print(1)  # 1", id="demo"),
+            new_code_cell(answer, id="ex-a", metadata={"nbgrader": answer_metadata("ex-a")}),
+            new_code_cell("check(Swish)", id="ex-a-check", metadata={"nbgrader": check_metadata("ex-a-check", 10)}),
         ]
-    )  # fmt: skip
+    )
+    runs(notebook)
+    return notebook
 
 
-def test_solutions_become_stubs_and_all_else_stays():
+def runs(notebook):
+    """Run all cells: outputs, and what an editor notes beside them."""
+    for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
+        cell.execution_count = number
+        cell.outputs = [new_output("stream", name="stdout", text=f"output of {cell.id}\n")]
+        cell.metadata["execution"] = {"iopub.status.idle": "2026-11-20T10:00:00Z"}
+    return notebook
+
+
+def test_solutions_hidden_tests_and_outputs_are_taken_out_and_all_else_stays():
     notebook = lesson()
+    notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
+    notebook.cells[3].source = f"check(Swish)\n{HIDDEN}\nprint(1)\n\n{HIDDEN}"
     before = copy.deepcopy(notebook)
     edition = student_edition(notebook)
     assert notebook == before, "the lesson itself is not changed"
-    title, demo, answer, check = edition.cells
-    assert answer.source == STUBBED
-    assert (answer.outputs, answer.execution_count) == ([], None)
-    assert (check.outputs, check.execution_count, check.source) == ([], None, "check(Swish)")
-    assert title == before.cells[0]
-    assert (demo.outputs, demo.execution_count, demo.source) == ([], None, "print(1)  # 1")
-    assert answer.metadata == before.cells[2].metadata
-    assert "secret" not in json.dumps(edition)
     nbformat.validate(edition)
+    assert edition.metadata == {}
+    assert [cell.source for cell in edition.cells] == ["# Title", "print(1)  # 1", STUBBED, "check(Swish)\nprint(1)"]
+    for cell, given in zip(edition.cells, before.cells, strict=True):
+        assert (cell.id, cell.cell_type, cell.metadata) == (given.id, given.cell_type, given.metadata)
+        assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
     assert solutions(notebook) == {
         "ex-a": ["        secret = x.sigmoid()\n        return x * secret", "            return y + 41"]
     }
 
 
-def test_closed_widgets_are_not_handed_out():
-    notebook = lesson()
-    notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
-    assert "widgets" not in student_edition(notebook).metadata
-    assert "widgets" in notebook.metadata
-
-
-def test_links_to_notebooks_that_are_not_there_become_text(tmp_path):
-    (tmp_path / "15-01_a.ipynb").touch()
-    (tmp_path / "15-04_a b.ipynb").touch()
-    text = """See [15-01](15-01_a.ipynb), [15-02](15-02_b.ipynb), [**15-03**, `x[0]`](15-03_c.ipynb#part),
-[here](15-01_a.ipynb#part), [4](15-04_a%20b.ipynb), [site](https://example.org/15-02_b.ipynb), [page](README.md)."""
-    notebook = new_notebook(cells=[new_markdown_cell(text), new_code_cell("x = d['[15-02](15-02_b.ipynb)']")])
-    unlink_missing(notebook, tmp_path)
-    assert (
-        notebook.cells[0].source
-        == """See [15-01](15-01_a.ipynb), 15-02, **15-03**, `x[0]`,
-[here](15-01_a.ipynb#part), [4](15-04_a%20b.ipynb), [site](https://example.org/15-02_b.ipynb), [page](README.md)."""
-    )
-    assert notebook.cells[1].source == "x = d['[15-02](15-02_b.ipynb)']"
-
-
-def test_a_stub_is_reached_only_when_called():
-    namespace = {}
-    exec(student_edition(lesson()).cells[2].source, namespace)
-    assert namespace["helper"](0) == 1
-    with pytest.raises(NotImplementedError):
-        namespace["Swish"]().forward(1)
-
-
 @pytest.mark.parametrize(
-    ("answer", "phrase"),
+    ("place", "source", "phrase"),
     [
-        ("def f():\n    ### BEGIN SOLUTION\n    return 1", "line 2: ### BEGIN SOLUTION without"),
-        ("def f():\n    return 1\n    ### END SOLUTION", "line 3: ### END SOLUTION without"),
-        ("def f():\n    ### BEGIN SOLUTION\n    ### BEGIN SOLUTION\n    ### END SOLUTION", "line 3"),
-        ("def f():\n    ## begin solution\n    return 1\n    ### END SOLUTION", "alone on its line"),
-        ("def f():\n    ### BEGIN SOLUTION here\n    return 1\n    ### END SOLUTION", "alone on its line"),
-        ("def f():\n    return 1  ### BEGIN SOLUTION\n    ### END SOLUTION", "alone on its line"),
-        ("def f():\n    return 1", "answer cell without"),
-        ("### BEGIN SOLUTION\nx = 1\n### END SOLUTION", "outside a function"),
-        ("class A:\n    ### BEGIN SOLUTION\n    x = 1\n    ### END SOLUTION", "outside a function"),
-        ("def f(:\n    ### BEGIN SOLUTION\n    x = 1\n    ### END SOLUTION", "isn't valid Python"),
+        ("ex-a", "def f():\n    ### BEGIN SOLUTION\n    return 1", "line 2: ### BEGIN SOLUTION without"),
+        ("ex-a", "def f():\n    return 1\n    ### END SOLUTION", "line 3: ### END SOLUTION without"),
+        ("ex-a", ANSWER.replace("        ### END", "        ### BEGIN", 1), "line 8: ### BEGIN SOLUTION inside"),
+        ("ex-a", ANSWER.replace("### BEGIN", "## begin"), "alone on its line"),
+        ("ex-a", "def f():\n    return 1  ### BEGIN SOLUTION\n    ### END SOLUTION", "alone on its line"),
+        ("ex-a", "def f():\n    return 1", "answer cell without"),
+        ("ex-a", "class A:\n    ### BEGIN SOLUTION\n    x = 1\n    ### END SOLUTION", "outside a function"),
+        ("ex-a", "def f(:\n    ### BEGIN SOLUTION\n    x = 1\n    ### END SOLUTION", "isn't valid Python"),
+        ("demo", ANSWER, "a solution, but"),
+        ("title", "### BEGIN SOLUTION", "isn't code"),
+        ("ex-a-check", "# BEGIN HIDDEN TEST\n1", "must be '### BEGIN HIDDEN TESTS'"),
+        ("demo", HIDDEN, "hidden tests, but"),
+        ("title", HIDDEN, "isn't code"),
     ],
 )
-def test_bad_markers_are_refused_with_the_cell(answer, phrase):
-    with pytest.raises(EditionError, match="cell 'ex-a'") as caught:
-        student_edition(lesson(answer))
-    assert phrase in str(caught.value)
-
-
-def test_a_solution_outside_an_answer_cell_is_refused():
-    with pytest.raises(EditionError, match="nbgrader"):
-        student_edition(lesson(metadata={}))
+def test_what_would_hand_out_a_solution_is_refused_with_the_cell(place, source, phrase):
     notebook = lesson()
-    notebook.cells[0].source += "\n### BEGIN SOLUTION"
-    with pytest.raises(EditionError, match="title"):
+    cell_of(notebook, place).source = source
+    with pytest.raises(EditionError, match=f"cell '{place}'") as caught:
         student_edition(notebook)
-
-
-def test_hidden_tests_are_not_handed_out():
-    hidden = "### BEGIN HIDDEN TESTS\nassert Swish(1) == 1\n### END HIDDEN TESTS"
-    notebook = lesson()
-    notebook.cells[3].source = f"check(Swish)\n{hidden}\nprint(1)\n\n{hidden}"
-    assert student_edition(notebook).cells[3].source == "check(Swish)\nprint(1)"
-    for source, phrase in (
-        ("### BEGIN HIDDEN TESTS", "without ### END"),
-        ("# BEGIN HIDDEN TEST\n1", "must be '### BEGIN HIDDEN TESTS'"),
-    ):
-        notebook.cells[3].source = source
-        with pytest.raises(EditionError, match=phrase):
-            student_edition(notebook)
-    for place in (0, 1):  # where nbgrader would leave them in
-        notebook = lesson()
-        notebook.cells[place].source = hidden
-        with pytest.raises(EditionError, match="hidden tests"):
-            student_edition(notebook)
+    assert phrase in str(caught.value)
 
 
 def test_a_cell_without_an_id_is_refused():
@@ -184,288 +134,227 @@ def test_a_cell_without_an_id_is_refused():
         student_edition(notebook)
 
 
+def test_links_to_notebooks_that_are_not_there_become_text():
+    text = "[15-01](15-01_a.ipynb#part), {}, {}, [site](https://example.org/15-02_b.ipynb), [page](README.md)."
+    code = "x = d['[15-02](15-02_b.ipynb)']"
+    linked = text.format("[15-02](15-02_b.ipynb)", "[**15-03**, `x[0]`](15-03_c.ipynb#part)")
+    notebook = new_notebook(cells=[new_markdown_cell(linked), new_code_cell(code)])
+    unlink_missing(notebook, ["15-01_a.ipynb"])
+    assert [cell.source for cell in notebook.cells] == [text.format("15-02", "**15-03**, `x[0]`"), code]
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # a new edition of a lesson
 
 NAME = "15-95_a.ipynb"
 STUB = "def double(x):\n    # YOUR CODE HERE\n    raise NotImplementedError"
-ANSWER_OF_MINE = "def double(x):\n    return x + x"
+STUB_2 = STUB.replace("x", "x, times=2")
+MINE = "def double(x):\n    return x + x"
+IDS = ["title", "task", "ex-a", "ex-a-check", "demo", "last"]
 
 
-def edition(text="The lesson", demo="print(1)", stub=STUB, check="check.double(double)"):
-    """A lesson of six cells: title, task, ex-a, ex-a-check, demo, last."""
+def edition(text="The lesson", demo="print(1)", stub=STUB):
+    """A lesson's student edition, with the cells IDS."""
+    answer, check = answer_metadata("ex-a"), check_metadata("ex-a-check", 10)
     return new_notebook(
         cells=[
             new_markdown_cell(f"# {text}", id="title"),
             new_markdown_cell("### Exercise 15-95.1 — Double (10 points, 20 minutes)", id="task"),
-            new_code_cell(stub, id="ex-a", metadata={"nbgrader": answer_metadata("ex-a")}),
-            new_code_cell(check, id="ex-a-check", metadata={"nbgrader": check_metadata("ex-a-check", 10)}),
+            new_code_cell(stub, id="ex-a", metadata={"nbgrader": answer}),
+            new_code_cell("check.double(double)", id="ex-a-check", metadata={"nbgrader": check}),
             new_code_cell(demo, id="demo"),
             new_code_cell("print('last')", id="last"),
         ]
     )
 
 
-def put(notebook, folder):
-    return write_edition(notebook, folder, NAME)
+class Book:
+    """A workbook with one lesson, which the student opens, changes and saves, and which is renewed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / NAME
+
+    def renew(self, *given, **more):
+        """Put a new edition into the workbook; what is said of it, without the file's name."""
+        made = given[0] if given and not isinstance(given[0], str) else edition(*given, **more)
+        told = write_edition(made, self.folder, NAME)
+        assert told.startswith(f"{NAME}: ")
+        assert "\n" not in told
+        return told.removeprefix(f"{NAME}: ")
+
+    def read(self):
+        notebook = nbformat.read(self.path, as_version=nbformat.NO_CONVERT)
+        nbformat.validate(notebook)
+        return notebook
+
+    def work(self, *changes, **sources):
+        """Change the notebook and save it; `ex_a="…"` writes into a cell. Returns the file's content."""
+        notebook = self.read()
+        for name, source in sources.items():
+            cell_of(notebook, name.replace("_", "-")).source = source
+        for change in changes:
+            change(notebook)
+        nbformat.write(notebook, self.path)
+        return self.path.read_bytes()
+
+    def sources(self):
+        return {cell.id: cell.source for cell in self.read().cells}
+
+    def earlier(self):
+        """The files as they were."""
+        return {path.read_bytes() for path in (self.folder / EARLIER).glob("15-95_a.*.ipynb")}
 
 
-def read(path):
-    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    nbformat.validate(notebook)
-    return notebook
-
-
-def work(path, change):
-    """What a student does in JupyterLab: open, change something, save. Returns the file's content afterwards."""
-    notebook = read(path)
-    change(notebook)
-    nbformat.write(notebook, path)
-    return path.read_bytes()
+@pytest.fixture
+def book(tmp_path):
+    return Book(tmp_path)
 
 
 def cell_of(notebook, cell_id):
-    (cell,) = (cell for cell in notebook.cells if cell.id == cell_id)
+    (cell,) = (cell for cell in notebook.cells if cell.get("id") == cell_id)
     return cell
 
 
-def writes(cell_id, source):
-    """A change for `work`."""
+def adds(source, behind, **more):
+    """A change that puts a cell of the student's below another one; None is the top."""
 
     def change(notebook):
-        cell_of(notebook, cell_id).source = source
+        above = [cell.id for cell in notebook.cells].index(behind) if behind else -1
+        notebook.cells.insert(above + 1, new_code_cell(source, **more))
 
     return change
 
 
-def answers(notebook):
-    writes("ex-a", ANSWER_OF_MINE)(notebook)
-
-
-def adds(cell, behind):
-    """A change for `work`. Behind None is the top."""
-
-    def change(notebook):
-        above = [one.id for one in notebook.cells].index(behind) if behind else -1
-        notebook.cells.insert(above + 1, copy.deepcopy(cell))
-
-    return change
-
-
-def sources(path):
-    return {cell.id: cell.source for cell in read(path).cells}
-
-
-def as_list(path):
-    return [cell.source for cell in read(path).cells]
-
-
-def tidy(notebook):
-    """The sources without spaces at the ends of lines."""
-    return ["\n".join(line.rstrip() for line in cell.source.splitlines()) for cell in notebook.cells]
-
-
-def earlier_files(folder):
-    return sorted((folder / EARLIER).glob("*")) if (folder / EARLIER).exists() else []
-
-
-def account(written):
-    told = workbook._account(written, NAME)
-    assert "\n" not in told
-    return told
-
-
-def test_a_file_in_which_nobody_wrote_is_renewed(tmp_path):
-    first = put(edition("v1"), tmp_path)
-    path = tmp_path / NAME
-    assert (first.path, first.what) == (path, "written")
-    assert account(first) == f"{NAME}: written."
-    before = path.stat().st_mtime_ns
-    assert account(put(edition("v1"), tmp_path)) == f"{NAME}: up to date."
-    assert path.stat().st_mtime_ns == before, "JupyterLab would say that the file has changed"
-
-    renewed = put(edition("v2"), tmp_path)
-    assert (renewed.path, account(renewed)) == (path, f"{NAME}: renewed.")
-    assert sources(path)["title"] == "# v2"
-    assert list(tmp_path.glob("*.ipynb")) == [path]
-    assert earlier_files(tmp_path) == []
-
-
-def runs(notebook):
-    for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
-        cell.execution_count = number
-        cell.outputs = [new_output("stream", name="stdout", text=f"output of {cell.id}\n")]
-        cell.metadata["execution"] = {"iopub.status.idle": "2026-11-20T10:00:00Z"}
-    notebook.cells.append(new_code_cell(""))  # Shift+Enter in the last cell
+def runs_to_the_end(notebook):
+    runs(notebook).cells.append(new_code_cell(""))  # Shift+Enter in the last cell
 
 
 def opens(notebook):
-    notebook.metadata = {"kernelspec": {"name": "other", "display_name": "Other", "language": "python"}}
+    notebook.metadata["kernelspec"] = {"name": "other", "display_name": "Other", "language": "python"}
     notebook.cells[0].metadata["collapsed"] = True
 
 
 def reformats(notebook):
     for cell in notebook.cells:
-        cell.source = cell.source.replace("\n", "  \n") + " "
+        cell.source = cell.source.replace("\n", "  \n") + " \n"
 
 
-@pytest.mark.parametrize("change", [opens, runs, reformats])
-def test_opened_run_and_saved_is_not_written(tmp_path, change):
-    path = put(edition("v1", demo="print(1)"), tmp_path).path
-    work(path, change)
-    path.write_bytes(path.read_bytes() + b"\n\n")
-    saved = path.read_bytes()
-    assert put(edition("v1", demo="print(1)"), tmp_path).what == "up to date"
-    assert path.read_bytes() == saved
+@pytest.mark.parametrize("change", [opens, runs_to_the_end, reformats])
+def test_a_file_in_which_nobody_wrote_is_renewed(book, change):
+    assert book.renew("v1") == "written."
+    saved = book.work(change)
+    before = book.path.stat().st_mtime_ns
+    assert book.renew("v1") == "up to date."
+    assert book.path.stat().st_mtime_ns == before, "JupyterLab would say that the file has changed"
+    assert book.path.read_bytes() == saved
 
-    assert account(put(edition("v2", demo="print(2)"), tmp_path)) == f"{NAME}: renewed."
-    assert tidy(read(path)) == tidy(edition("v2", demo="print(2)"))
-    assert earlier_files(tmp_path) == []
-
-
-def test_outputs_stay_where_the_source_does(tmp_path):
-    """The start page counts the checks that have printed "passed"."""
-    path = put(edition(demo="print(1)"), tmp_path).path
-    work(path, answers)
-    work(path, runs)
-    put(edition(demo="print(2)"), tmp_path)
-    renewed = read(path)
-    for cell_id in ("ex-a", "ex-a-check", "last"):
-        assert cell_of(renewed, cell_id).outputs[0].text == f"output of {cell_id}\n"
-        assert cell_of(renewed, cell_id).execution_count
-    assert cell_of(renewed, "demo").outputs == []
-    assert cell_of(renewed, "demo").execution_count is None
+    assert book.renew("v2", demo="print(2)", stub=STUB_2) == "renewed."
+    assert [text.rstrip().replace("  \n", "\n") for text in book.sources().values()] == [
+        cell.source for cell in edition("v2", demo="print(2)", stub=STUB_2).cells
+    ]
+    assert list(book.folder.iterdir()) == [book.path]
+    book.path.unlink()
+    assert book.renew("v2") == "written."
 
 
-def test_an_answer_goes_along_and_the_file_as_it_was_is_kept(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    mine = work(path, answers)
-    assert put(edition("v1"), tmp_path).what == "up to date"
-    assert path.read_bytes() == mine
-
-    renewed = put(edition("v2"), tmp_path)
-    assert sources(path) == {**{cell.id: cell.source for cell in edition("v2").cells}, "ex-a": ANSWER_OF_MINE}
-    assert list(tmp_path.glob("*.ipynb")) == [path]
-    (earlier,) = earlier_files(tmp_path)
-    assert earlier.read_bytes() == mine
-    assert account(renewed) == (
-        f"{NAME}: renewed, with your answers to 15-95.1. Your file as it was is {EARLIER}/{earlier.name}."
-    )
-    assert cell_of(read(path), "ex-a").metadata.nbgrader.grade_id == "ex-a"
-    assert put(edition("v2"), tmp_path).what == "up to date"
-
-
-def test_an_answer_stays_if_the_stub_has_changed_and_that_is_said(tmp_path):
-    path = put(edition(), tmp_path).path
-    work(path, answers)
-    renewed = put(edition(stub=STUB.replace("x", "x, times=2")), tmp_path)
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    assert "The stub of 15-95.1 has changed, too: see whether your answer still fits." in account(renewed)
-    again = put(edition("v3", stub=STUB.replace("x", "x, times=2")), tmp_path)
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    assert "stub" not in account(again), "said once"
-
-
-def test_a_stub_without_an_answer_is_renewed(tmp_path):
-    path = put(edition(), tmp_path).path
-    stub = STUB.replace("x", "x, times=2")
-    assert account(put(edition(stub=stub), tmp_path)) == f"{NAME}: renewed."
-    assert sources(path)["ex-a"] == stub
-
-
-def test_points_and_tags_of_the_lesson_are_renewed(tmp_path):
-    path = put(edition(), tmp_path).path
-    work(path, answers)
-    new = edition()
-    cell_of(new, "ex-a-check").metadata.nbgrader.points = 30
-    cell_of(new, "demo").metadata["tags"] = ["hide-input"]
-    assert put(new, tmp_path).what == "renewed"
-    assert cell_of(read(path), "ex-a-check").metadata.nbgrader.points == 30
-    assert cell_of(read(path), "demo").metadata.tags == ["hide-input"]
-
-
-def test_cells_that_were_added_follow_the_cell_that_they_followed(tmp_path):
-    path = put(edition("v1"), tmp_path).path
+def test_a_students_work_goes_along_and_the_file_as_it_was_is_kept(book):
+    book.renew("v1", demo="print(1)")
     picture = {"dot.png": {"image/png": "iVBORw0KGgo="}}
     note = new_markdown_cell("![](attachment:dot.png)", id="own-note", attachments=picture)
-    for cell, behind in (
-        (new_code_cell("first", id="own-1"), None),
-        (new_code_cell("third", id="own-3"), "ex-a"),
-        (new_code_cell("second", id="own-2"), "ex-a"),
-        (note, "demo"),
-        (new_code_cell("at the end", id="own-4"), "last"),
-    ):
-        work(path, adds(cell, behind))
-    new = edition("v2")
-    new.cells = [cell for cell in new.cells if cell.id != "demo"]  # what follows it follows the one before
-    new.cells.insert(3, new_markdown_cell("An addition", id="addition"))
-    renewed = put(new, tmp_path)
-    assert [cell.id for cell in read(path).cells] == [
-        *("own-1", "title", "task", "ex-a", "own-2", "own-3", "addition", "ex-a-check", "own-note", "last", "own-4")
-    ]
-    assert cell_of(read(path), "own-note").attachments == picture
-    assert account(renewed).startswith(f"{NAME}: renewed, with 5 of your own cells. Your file as it was")
-    put(edition("v3"), tmp_path)
-    assert "own-note" in sources(path)
-    assert len(earlier_files(tmp_path)) == 2
-
-
-def test_a_lesson_cell_that_was_edited_stays_until_the_lesson_changes_it(tmp_path):
-    path = put(edition("v1", demo="print(1)"), tmp_path).path
-    mine = work(path, writes("demo", "print('mine')"))
-    renewed = put(edition("v2", demo="print(1)"), tmp_path)
-    assert sources(path)["title"] == "# v2"
-    assert sources(path)["demo"] == "print('mine')"
-    assert account(renewed).startswith(f"{NAME}: renewed, with your changes of 'demo'. Your file as it was is ")
-
-    second = path.read_bytes()
-    renewed = put(edition("v2", demo="print(3)"), tmp_path)
-    assert sources(path)["demo"] == "print(3)"
-    assert account(renewed).startswith(
-        f"{NAME}: renewed. The lesson has changed 'demo', too: its version is in place of yours. Your file as it was"
+    mine = book.work(
+        adds("first", None, id="own-1"),
+        adds("third", "ex-a", id="own-3"),
+        adds("second", "ex-a", id="own-2"),
+        adds("at the end", "last", id="own-4"),
+        lambda notebook: notebook.cells.insert(-2, note),  # below demo
+        runs,
+        ex_a=MINE,
+        ex_a_check="check.double.skip()\ncheck.double(double)",
     )
-    assert {file.read_bytes() for file in earlier_files(tmp_path)} == {mine, second}
-    assert account(put(edition("v3", demo="print(3)"), tmp_path)) == f"{NAME}: renewed."
+    assert book.renew("v1", demo="print(1)") == "up to date."
+    assert book.path.read_bytes() == mine
+
+    new = edition("v2", demo="print(2)")
+    new.cells.insert(3, new_markdown_cell("An addition", id="addition"))
+    cell_of(new, "ex-a-check").metadata.nbgrader.points = 30
+    cell_of(new, "last").metadata["tags"] = ["hide-input"]
+    told = book.renew(new)
+    renewed = book.read()
+    ids = [cell.id for cell in renewed.cells]
+    assert ids[:6] == ["own-1", "title", "task", "ex-a", "own-2", "own-3"]
+    assert ids[6:] == ["addition", "ex-a-check", "demo", "own-note", "last", "own-4"]
+    assert book.sources() | {"title": "# v2", "demo": "print(2)", "ex-a": MINE} == book.sources()
+    assert book.sources()["ex-a-check"].startswith("check.double.skip()")
+    assert cell_of(renewed, "own-note").attachments == picture
+    # the start page counts the checks that have printed "passed"
+    for cell_id in ("ex-a", "ex-a-check", "last", "own-1"):
+        assert cell_of(renewed, cell_id).outputs[0].text == f"output of {cell_id}\n"
+    assert (cell_of(renewed, "demo").outputs, cell_of(renewed, "demo").execution_count) == ([], None)
+    assert cell_of(renewed, "ex-a-check").metadata.nbgrader.points == 30
+    assert cell_of(renewed, "last").metadata.tags == ["hide-input"]
+    assert book.earlier() == {mine}
+    (kept,) = (book.folder / EARLIER).iterdir()
+    assert told == (
+        "renewed, with your answers to 15-95.1, with your changes of 'ex-a-check', with 5 of your own cells. "
+        f"Your file as it was is {EARLIER}/{kept.name}."
+    )
+
+    # the second time: without the cell that a note stands below, and with another stub
+    second = book.work(ex_a=MINE + "  # better")
+    new = edition("v3", stub=STUB_2)
+    new.cells.remove(cell_of(new, "demo"))
+    assert "The stub of 15-95.1 has changed, too: see whether your answer still fits." in book.renew(new)
+    assert list(book.sources())[-4:] == ["ex-a-check", "own-note", "last", "own-4"]
+    assert book.sources()["ex-a"] == MINE + "  # better"
+    new = edition("v3", stub=STUB_2)
+    new.cells.remove(cell_of(new, "demo"))
+    cell_of(new, "ex-a-check").metadata.nbgrader.points = 40
+    assert "stub" not in book.renew(new), "said once"
+    assert cell_of(book.read(), "ex-a-check").metadata.nbgrader.points == 40, "though no source has changed"
+    assert {mine, second} < book.earlier()
 
 
-def test_a_cell_that_became_another_kind_of_cell_was_edited(tmp_path):
-    """A lesson's code that the student doesn't want to run."""
-    path = put(edition("v1"), tmp_path).path
+def test_a_lesson_cell_that_was_edited_stays_until_the_lesson_changes_it(book):
+    book.renew("v1")
 
-    def change(notebook):
-        raw = nbformat.v4.new_raw_cell(cell_of(notebook, "demo").source, id="demo")
-        notebook.cells = [raw if cell.id == "demo" else cell for cell in notebook.cells]
+    def no_code(notebook):  # what the student doesn't want to run
+        notebook.cells[5] = new_raw_cell(cell_of(notebook, "last").source, id="last")
 
-    mine = work(path, change)
-    put(edition("v2"), tmp_path)
-    assert cell_of(read(path), "demo").cell_type == "raw"
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
+    mine = book.work(no_code, demo="print('mine')")
+    assert "with your changes of 'demo', 'last'." in book.renew("v2")
+    assert book.sources()["title"] == "# v2"
+    assert book.sources()["demo"] == "print('mine')"
+    assert cell_of(book.read(), "last").cell_type == "raw"
+
+    second = book.path.read_bytes()
+    told = book.renew("v2", demo="print(3)")
+    assert "The lesson has changed 'demo', too: its version is in place of yours. Your file as it was is" in told
+    assert book.sources()["demo"] == "print(3)"
+    assert book.earlier() == {mine, second}
 
 
-def test_what_the_lesson_no_longer_has_is_in_the_kept_file(tmp_path):
-    path = put(edition(), tmp_path).path
-    work(path, answers)
-    mine = work(path, writes("demo", "print('mine')"))
+def test_what_the_lesson_no_longer_has_is_the_students_if_they_changed_it(book):
+    book.renew()
+    mine = book.work(ex_a=MINE)
     new = edition()
-    new.cells = [cell for cell in new.cells if cell.id in ("title", "last")]
-    renewed = put(new, tmp_path)
-    assert list(sources(path)) == ["title", "last"]
-    assert "The lesson no longer has 'ex-a' and 'demo', which you had changed." in account(renewed)
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
+    new.cells = [cell_of(new, "title"), cell_of(new, "last")]
+    assert "with 1 of your own cells" in book.renew(new)
+    assert list(book.sources().values()) == ["# The lesson", MINE, "print('last')"]
+    assert book.earlier() == {mine}
 
 
-def test_a_lesson_cell_that_was_deleted_or_moved_is_back_in_its_place(tmp_path):
-    path = put(edition("v1"), tmp_path).path
+def test_a_lesson_cell_that_was_deleted_or_moved_is_back_in_its_place(book):
+    book.renew("v1")
 
     def change(notebook):
-        answers(notebook)
         del notebook.cells[0]
         notebook.cells.insert(0, notebook.cells.pop())
 
-    work(path, change)
-    put(edition("v2"), tmp_path)
-    assert list(sources(path)) == [cell.id for cell in edition().cells]
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
+    book.work(change, ex_a=MINE)
+    book.renew("v2")
+    assert list(book.sources()) == IDS
+    assert book.sources()["ex-a"] == MINE
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -483,436 +372,167 @@ def gets_other_ids(notebook):
         cell.id = f"c{number}"
 
 
-@pytest.mark.parametrize("change", [loses_ids, gets_other_ids])
-def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(tmp_path, change):
-    path = put(edition("v1"), tmp_path).path
-    work(path, change)
-    assert put(edition("v1"), tmp_path).what == "up to date", "no source has changed"
-
-    def writes_something(notebook):
-        own = new_code_cell("own")
-        if change is loses_ids:
-            del own["id"]
-        notebook.cells[2].source = ANSWER_OF_MINE
-        notebook.cells.insert(5, own)
-
-    work(path, writes_something)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nbformat's, of cells that have no id
-        renewed = put(edition("v2"), tmp_path)
-    v2 = [cell.source for cell in edition("v2").cells]
-    assert as_list(path) == [*v2[:2], ANSWER_OF_MINE, *v2[3:5], "own", *v2[5:]]
-    assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1 and 1 of your own cells.")
+def has_an_id_twice(notebook):
+    notebook.cells[5].id = "title"
 
 
-def test_without_ids_and_record_cells_are_recognised_all_the_same(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    work(path, answers)
-    work(path, gets_other_ids)
-    shutil.rmtree(tmp_path / RECORDS)
-    put(edition("v1"), tmp_path)
-    assert sources(path) == {**{cell.id: cell.source for cell in edition("v1").cells}, "ex-a": ANSWER_OF_MINE}
+@pytest.mark.parametrize("change", [loses_ids, gets_other_ids, has_an_id_twice])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(book, change, is_recorded):
+    book.renew("v1")
+
+    def forgets(notebook):
+        if not is_recorded:
+            del notebook.metadata[RECORD]
+
+    with warnings.catch_warnings(action="ignore"):  # nbformat's, of ids that are there twice
+        book.work(adds("own", "demo"), forgets, change, ex_a=MINE)
+    with warnings.catch_warnings(action="error"):  # a student would see them
+        told = book.renew("v1", demo="print(1)", stub=STUB_2)
+    sources = [cell.source for cell in edition("v1").cells]
+    assert list(book.sources().values()) == [*sources[:2], MINE, sources[3], sources[4], "own", sources[5]]
+    assert told.startswith("renewed, with your answers to 15-95.1, with 1 of your own cells.")
 
 
-def test_a_copy_of_a_cell_is_a_cell_that_was_added(tmp_path):
-    """JupyterLab's copy has the metadata of the original, so the grade_id, too."""
-    path = put(edition("v1"), tmp_path).path
+def test_copies_and_parts_of_a_cell_are_the_students(book):
+    """JupyterLab's copy has the original's metadata. It splits a cell so that the last part keeps the id."""
+    book.renew("v1")
 
     def change(notebook):
-        answer, demo = copy.deepcopy(cell_of(notebook, "ex-a")), copy.deepcopy(cell_of(notebook, "demo"))
-        answer.update(id="5a0c71d2", source="def double(x):\n    return 3 * x  # first try")
+        answer, demo = (copy.deepcopy(cell_of(notebook, name)) for name in ("ex-a", "demo"))
+        answer.update(id="5a0c71d2", source="def helper(x):\n    return x")
         demo.update(id="5a0c71d3")
-        answers(notebook)
         notebook.cells[2:2] = [answer, demo]
 
-    work(path, change)
-    put(edition("v2"), tmp_path)
-    assert list(sources(path)) == ["title", "task", "5a0c71d2", "5a0c71d3", "ex-a", "ex-a-check", "demo", "last"]
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    assert "first try" in sources(path)["5a0c71d2"]
+    book.work(change, ex_a="def double(x):\n    return helper(x) + x")
+    book.renew("v2")
+    assert list(book.sources()) == ["title", "task", "5a0c71d2", "5a0c71d3", "ex-a", "ex-a-check", "demo", "last"]
+    assert book.sources()["5a0c71d2"] == "def helper(x):\n    return x"
+    assert book.sources()["ex-a"] == "def double(x):\n    return helper(x) + x"
 
 
-def test_an_answer_in_two_cells_stays_in_two_cells(tmp_path):
-    """JupyterLab splits a cell so that the last part keeps the id, and all have its metadata."""
-    path = put(edition("v1"), tmp_path).path
-
-    def change(notebook):
-        last = cell_of(notebook, "ex-a")
-        first = new_code_cell("def helper(x):\n    return x", metadata=last.metadata)
-        last.source = "def double(x):\n    return helper(x) + x"
-        notebook.cells.insert(notebook.cells.index(last), first)
-
-    work(path, change)
-    put(edition("v2"), tmp_path)
-    code = [text for text in as_list(path) if text.startswith("def")]
-    assert code == ["def helper(x):\n    return x", "def double(x):\n    return helper(x) + x"]
-
-
-def test_an_exercise_with_a_new_cell_id_has_the_grade_id(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    work(path, answers)
+def test_an_exercise_with_a_new_cell_id_has_the_grade_id(book):
+    book.renew("v1")
+    book.work(ex_a=MINE)
     new = edition("v2")
     cell_of(new, "ex-a").id = "ex-double"
-    put(new, tmp_path)
-    assert sources(path)["ex-double"] == ANSWER_OF_MINE
-    assert len(read(path).cells) == 6
-
-
-def duplicates_an_id(notebook):
-    notebook["cells"].append({**notebook["cells"][0], "source": "mine"})
-
-
-def renames_an_id(notebook):
-    notebook["cells"][2]["id"], notebook["cells"][3]["id"] = "ex-a-check", "ex-a"
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        (duplicates_an_id, "two of its cells have the id 'title'"),
-        (renames_an_id, "its cell 'ex-a-check' has the grade_id of 'ex-a'"),
-        (b"{broken", "not JSON, so not a notebook (line 1, column 2"),
-        (b"", "the file is empty"),
-        (b'{"cells": 3}', "notebook"),
-        (b"\xff\xfe", "not UTF-8 text"),
-    ],
-)
-def test_a_file_that_cannot_be_renewed_is_left_alone(tmp_path, broken, reason):
-    path = put(edition("v1"), tmp_path).path
-    if callable(broken):
-        notebook = json.loads(path.read_bytes())
-        broken(notebook)
-        path.write_text(json.dumps(notebook))
-    else:
-        path.write_bytes(broken)
-    mine = path.read_bytes()
-
-    written = put(edition("v2"), tmp_path)
-    beside = tmp_path / "15-95_a.updated.ipynb"
-    assert written.path == beside
-    assert account(written).startswith(f"{NAME} is left as it is: {reason}")
-    assert account(written).endswith(f". The newest edition is {beside.name}: written.")
-    assert sources(beside)["title"] == "# v2"
-    assert account(put(edition("v2"), tmp_path)).endswith(f". The newest edition is {beside.name}: up to date.")
-
-    work(beside, answers)
-    put(edition("v3"), tmp_path)
-    assert (sources(beside)["title"], sources(beside)["ex-a"]) == ("# v3", ANSWER_OF_MINE)
-    beside.write_text("broken as well")
-    assert put(edition("v3"), tmp_path).path.name == "15-95_a.updated-2.ipynb"
-    assert path.read_bytes() == mine
-    assert beside.read_text() == "broken as well"
-    path.unlink()
-    assert put(edition("v4"), tmp_path).path == path
-
-
-@pytest.mark.parametrize("metadata", ["text", ["list"], {"grade_id": ["list"]}, {"solution": True}])
-def test_strange_metadata_does_not_stop_it(tmp_path, metadata):
-    path = put(edition("v1"), tmp_path).path
-
-    def change(notebook):
-        answers(notebook)
-        cell_of(notebook, "ex-a").metadata["nbgrader"] = metadata
-
-    work(path, change)
-    put(edition("v2"), tmp_path)
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    assert cell_of(read(path), "ex-a").metadata.nbgrader.grade_id == "ex-a"
+    book.renew(new)
+    assert list(book.sources()) == ["title", "task", "ex-double", "ex-a-check", "demo", "last"]
+    assert book.sources()["ex-double"] == MINE
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # which edition it was made from
 
 
-def test_a_lesson_that_was_reverted_is_renewed_like_any_other(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    put(edition("v2"), tmp_path)
-    work(path, answers)
-    assert put(edition("v1"), tmp_path).what == "renewed"
-    assert (sources(path)["title"], sources(path)["ex-a"]) == ("# v1", ANSWER_OF_MINE)
-    work(path, writes("title", "# v1, with my notes"))
-    put(edition("v1", demo="print(2)"), tmp_path)
-    assert sources(path)["title"] == "# v1, with my notes"
+def test_it_does_not_matter_how_an_older_edition_came_back(book):
+    """The lesson is reverted; JupyterLab, open during an update, overwrites; the student puts an earlier file back."""
+    book.renew("v1", demo="print(1)")
+    first = book.work(ex_a=MINE)
+    book.renew("v2", demo="print(2)")
+    assert book.renew("v1", demo="print(1)").startswith("renewed, with your answers to 15-95.1. Your file")
+    for demo in ("print(2)", "print(3)"):
+        book.path.write_bytes(first)
+        overwritten = book.work(ex_a=f"{MINE}  # {demo}")
+        assert book.renew("v2", demo=demo).startswith("renewed, with your answers to 15-95.1. Your file")
+        assert book.sources() == {cell.id: cell.source for cell in edition("v2", demo=demo).cells} | {
+            "ex-a": f"{MINE}  # {demo}"
+        }
+        assert {first, overwritten} <= book.earlier()
 
 
-def test_after_overwrite_in_jupyterlab_the_lesson_is_renewed_again(tmp_path):
-    """The notebook was open during the update. JupyterLab asks, and "Overwrite" saves the old edition."""
-    path = put(edition("v1", demo="print(1)"), tmp_path).path
-    work(path, answers)
-    opened = path.read_bytes()
-    put(edition("v2", demo="print(2)"), tmp_path)
-    path.write_bytes(opened)
-    overwritten = work(path, writes("ex-a", "def double(x):\n    return 2 * x"))
-
-    renewed = put(edition("v2", demo="print(2)"), tmp_path)
-    assert renewed.what == "renewed"
-    assert sources(path)["title"] == "# v2"
-    assert sources(path)["demo"] == "print(2)", "the student never changed it"
-    assert sources(path)["ex-a"] == "def double(x):\n    return 2 * x"
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [opened, overwritten]
-    assert account(renewed).startswith(f"{NAME}: renewed, with your answers to 15-95.1. Your file")
-
-
-@pytest.mark.parametrize("grows", [True, False])
-def test_after_overwrite_cells_come_and_go_with_the_lesson(tmp_path, grows):
-    short, long = edition(), edition()
-    long.cells.insert(1, new_markdown_cell("An addition", id="addition"))
-    first, second = (short, long) if grows else (long, short)
-    path = put(first, tmp_path).path
-    opened = path.read_bytes()
-    put(second, tmp_path)
-    path.write_bytes(opened)
-    assert put(second, tmp_path).what == "renewed"
-    assert as_list(path) == [cell.source for cell in second.cells]
-
-
-def test_an_old_file_that_was_put_back_is_renewed(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    work(path, answers)
-    for text in ("v2", "v3"):
-        put(edition(text), tmp_path)
-    shutil.copy(earlier_files(tmp_path)[0], path)
-    put(edition("v4"), tmp_path)
-    assert (sources(path)["title"], sources(path)["ex-a"]) == ("# v4", ANSWER_OF_MINE)
-
-
-@pytest.mark.parametrize("record", [None, "{broken", "[]", "null", '{"0": 3}', '{"0": [1]}', "\udcff"])
-def test_without_its_record_all_that_differs_counts_as_the_students(tmp_path, record):
-    path = put(edition("v1", demo="print(1)"), tmp_path).path
-    work(path, answers)
-    mine = work(path, adds(new_code_cell("own", id="own"), "demo"))
-    (recorded,) = (tmp_path / RECORDS).iterdir()
-    if record is None:
-        recorded.unlink()
-    else:
-        recorded.write_bytes(record.encode("utf-8", "surrogateescape"))
-    renewed = put(edition("v2", demo="print(2)"), tmp_path)
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    assert [sources(path)[cell_id] for cell_id in ("title", "demo", "own")] == ["# v2", "print(2)", "own"]
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
-    assert "The lesson has changed 'title' and 'demo', too" in account(renewed)
-    assert "isn't on record" in account(renewed)
-    assert "stub" not in account(renewed), "nobody knows"
-    assert put(edition("v2", demo="print(2)"), tmp_path).what == "up to date"
-
-
-def test_the_record_does_not_grow_for_ever(tmp_path):
-    for number in range(EDITIONS_KEPT + 5):
-        put(edition(f"v{number}"), tmp_path)
-    (recorded,) = (tmp_path / RECORDS).iterdir()
-    assert len(json.loads(recorded.read_text())) == EDITIONS_KEPT
-    assert account(put(edition("the last one"), tmp_path)) == f"{NAME}: renewed."
-
-
-def as_made_before(folder, notebook, form):
-    """A workbook of the course's earlier version: the file, and a record of its digest."""
-    path = folder / NAME
-    content = nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n").encode() + b"\n"
-    path.write_bytes(content)
-    (folder / OLD_RECORD).write_text(json.dumps({NAME: form(hashlib.sha256(content).hexdigest())}))
-    return path
-
-
-@pytest.mark.parametrize("form", [str, lambda digest: [digest], lambda digest: ["0" * 64, digest]])
-def test_the_record_of_earlier_versions_is_understood(tmp_path, form):
-    path = as_made_before(tmp_path, edition("v1"), form)
-    assert account(put(edition("v2"), tmp_path)) == f"{NAME}: renewed."
-    assert as_list(path) == [cell.source for cell in edition("v2").cells]
-
-    path = as_made_before(tmp_path, edition("v1"), form)
-    shutil.rmtree(tmp_path / RECORDS)
-    mine = work(path, answers)
-    put(edition("v2"), tmp_path)
-    assert (sources(path)["title"], sources(path)["ex-a"]) == ("# v2", ANSWER_OF_MINE)
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [mine]
-
-
-@pytest.mark.parametrize("record", ["{", "[]", "null", '{"15-95_a.ipynb": 3}', '{"15-95_a.ipynb": null}'])
-def test_a_damaged_old_record_is_none(tmp_path, record):
-    path = as_made_before(tmp_path, edition("v1"), str)
-    (tmp_path / OLD_RECORD).write_text(record)
-    before = path.read_bytes()
-    put(edition("v2"), tmp_path)
-    assert [file.read_bytes() for file in earlier_files(tmp_path)] == [before]
-
-
-def test_editions_beside_the_file_that_earlier_versions_wrote_stay(tmp_path):
-    path = as_made_before(tmp_path, edition("v1"), str)
-    beside = tmp_path / "15-95_a.updated.ipynb"
-    beside.write_text("mine")
-    assert put(edition("v2"), tmp_path).path == path
-    assert beside.read_text() == "mine"
+def test_if_nobody_knows_what_was_handed_out_all_that_differs_counts_as_the_students(book):
+    book.renew("v1", demo="print(1)")
+    mine = book.work(lambda notebook: notebook.metadata.pop(RECORD), adds("own", "demo", id="own"), ex_a=MINE)
+    told = book.renew("v2", demo="print(2)")
+    assert [book.sources()[name] for name in ("ex-a", "title", "demo", "own")] == [MINE, "# v2", "print(2)", "own"]
+    assert book.earlier() == {mine}
+    assert "The lesson has changed 'title', 'demo', too" in told
+    assert "stub" not in told
+    assert book.renew("v2", demo="print(2)") == "up to date."
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # nothing is lost
 
 
-def test_files_that_are_kept_are_never_overwritten(tmp_path):
-    path = put(edition("v0"), tmp_path).path
-    kept = []
-    for number in range(1, 5):
-        kept.append(work(path, writes("ex-a", f"{ANSWER_OF_MINE}  # {number}")))
-        put(edition(f"v{number}"), tmp_path)
-    assert sorted(file.read_bytes() for file in earlier_files(tmp_path)) == sorted(kept)
-    assert all(file.name.startswith("15-95_a.") and file.suffix == ".ipynb" for file in earlier_files(tmp_path))
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(b"{broken", "not JSON"), (b"", "the file is empty"), (b'{"cells": 3}', "notebook"), (b"\xff\xfe", "not UTF-8")],
+)
+def test_a_file_that_is_no_notebook_is_kept_and_the_lesson_takes_its_place(book, broken, reason):
+    book.path.write_bytes(broken)
+    told = book.renew("v2")
+    assert book.earlier() == {broken}
+    (kept,) = (book.folder / EARLIER).iterdir()
+    assert told.startswith("written anew. What was there is no notebook (")
+    assert reason in told
+    assert told.endswith(f"is now {EARLIER}/{kept.name}.")
+    assert book.sources()["title"] == "# v2"
 
 
-STEPS = range(1, 7)  # two of each file that is written
+@pytest.mark.parametrize("step", range(1, 5))  # before and after each of the two files that are written
+def test_ended_halfway_nothing_is_lost(book, monkeypatch, step):
+    book.renew("v1")
+    mine = book.work(ex_a=MINE)
+    real, calls = os.replace, []
 
-
-def end_at(monkeypatch, step):
-    """The process ends before a file is put in its place (odd steps) or right after (even ones)."""
-    real, count = os.replace, 0
-
-    def put_in_place(source, target):
-        nonlocal count
-        count += 1
-        if 2 * count - 1 == step:
+    def ends(source, target):
+        calls.append(target)
+        if 2 * len(calls) - 1 == step:
             raise KeyboardInterrupt
         real(source, target)
-        if 2 * count == step:
+        if 2 * len(calls) == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", put_in_place)
-
-
-@pytest.mark.parametrize("step", STEPS[:4])
-@pytest.mark.parametrize("before", [[], ["v1"]])
-@pytest.mark.parametrize("after", [["v2", "v3"], ["v3"]])
-def test_ended_halfway_no_cell_counts_as_the_students(tmp_path, monkeypatch, step, before, after):
-    for text in before:
-        put(edition(text, stub=f"{STUB}  # {text}"), tmp_path)
     with monkeypatch.context() as patch:
-        end_at(patch, step)
+        patch.setattr(os, "replace", ends)
         with pytest.raises(KeyboardInterrupt):
-            put(edition("v2", stub=f"{STUB}  # v2"), tmp_path)
-    for text in after:
-        put(edition(text, stub=f"{STUB}  # {text}"), tmp_path)
-        assert as_list(tmp_path / NAME) == [cell.source for cell in edition(text, stub=f"{STUB}  # {text}").cells]
-    assert earlier_files(tmp_path) == []
+            book.renew("v2")
+    assert book.sources()["ex-a"] == MINE
+    book.renew("v3")
+    assert book.sources() == {cell.id: cell.source for cell in edition("v3").cells} | {"ex-a": MINE}
+    assert mine in book.earlier()
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("after", [["v2", "v3"], ["v3"]])
-@pytest.mark.parametrize("is_recorded", [True, False])
-def test_ended_halfway_nothing_of_the_students_is_lost(tmp_path, monkeypatch, step, after, is_recorded):
-    path = put(edition("v1"), tmp_path).path
-    mine = work(path, answers)
-    if not is_recorded:
-        shutil.rmtree(tmp_path / RECORDS)
-    with monkeypatch.context() as patch:
-        end_at(patch, step)
-        with pytest.raises(KeyboardInterrupt):
-            put(edition("v2"), tmp_path)
-    assert sources(path)["ex-a"] == ANSWER_OF_MINE
-    for text in after:
-        put(edition(text), tmp_path)
-        assert (sources(path)["title"], sources(path)["ex-a"]) == (f"# {text}", ANSWER_OF_MINE)
-    assert mine in [file.read_bytes() for file in earlier_files(tmp_path)]
-    assert list(tmp_path.glob("*.ipynb")) == [path]
-
-
-def test_what_is_saved_during_the_update_is_not_lost(tmp_path, monkeypatch):
-    path = put(edition("v1"), tmp_path).path
-    work(path, answers)
+def test_what_is_saved_during_the_update_is_not_lost(book, monkeypatch):
+    book.renew("v1")
+    book.work(ex_a=MINE)
     real, saved = renewing.merge, []
 
     def merge_while_the_student_saves(*given):
         merged = real(*given)
         if not saved:
-            saved.append(work(path, writes("ex-a", "def double(x):\n    return 2 * x  # saved last")))
+            saved.append(book.work(ex_a=f"{MINE}  # saved last"))
         return merged
 
     monkeypatch.setattr(renewing, "merge", merge_while_the_student_saves)
-    put(edition("v2"), tmp_path)
-    assert sources(path)["title"] == "# v2"
-    assert "saved last" in sources(path)["ex-a"]
-    assert saved[0] in [file.read_bytes() for file in earlier_files(tmp_path)]
-
-
-def test_two_at_once_destroy_nothing(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    mine = work(path, answers)
-    together = threading.Barrier(6)
-    failed = []
-
-    def renew():
-        together.wait(timeout=30)
-        try:
-            put(edition("v2"), tmp_path)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=renew) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert failed == []
-    assert (sources(path)["title"], sources(path)["ex-a"]) == ("# v2", ANSWER_OF_MINE)
-    assert mine in [file.read_bytes() for file in earlier_files(tmp_path)]
-    assert all(ANSWER_OF_MINE in sources(file)["ex-a"] for file in earlier_files(tmp_path))
-    assert not list(tmp_path.rglob("*.new")), "no part of a file is left"
-
-
-def test_a_deleted_file_is_made_again(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    path.unlink()
-    assert put(edition("v1"), tmp_path).what == "written"
-    assert path.exists()
+    book.renew("v2")
+    assert book.sources()["title"] == "# v2"
+    assert book.sources()["ex-a"] == f"{MINE}  # saved last"
+    assert saved[0] in book.earlier()
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # the command
 
 
-def test_opening_a_notebook_changes_nothing_since_it_has_the_kernel_s_metadata(tmp_path):
+def test_opening_a_lesson_or_the_start_page_changes_nothing(tmp_path):
     """JupyterLab sets both, from the kernel's answer and its specification, and saves only what differs."""
-    manager = KernelManager(kernel_name="python3", **connection(tmp_path / "kernel.json"))
-    manager.start_kernel()
-    client = manager.client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=120)
-        reply = client.kernel_info(reply=True, timeout=60)["content"]
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    specification = KernelSpecManager().get_kernel_spec("python3")
-    metadata = jupyter_metadata()
-    assert metadata["language_info"] == reply["language_info"]
-    assert metadata["kernelspec"] == {
-        "name": "python3",
-        "display_name": specification.display_name,
-        "language": specification.language,
-    }
-
     nbformat.write(lesson(), tmp_path / "a.ipynb")
-    workbook.make([Selected(None, "a", tmp_path / "a.ipynb")], tmp_path / "w")
-    workbook.make_start_page(load(), tmp_path / "w")
-    for path in (tmp_path / "w").glob("*.ipynb"):
-        assert read(path).metadata == metadata
+    assert workbook.make([Selected(None, "a", tmp_path / "a.ipynb")], tmp_path / "w") == 0
+    page = workbook.make_start_page(load(), tmp_path / "w")
+    with run_kernel(kernel_name="python3") as client:
+        reply = client.kernel_info(reply=True, timeout=60)["content"]
+    spec = KernelSpecManager().get_kernel_spec("python3")
+    for path in (tmp_path / "w" / "a.ipynb", page):
+        metadata = nbformat.read(path, as_version=4).metadata
+        assert metadata.language_info == reply["language_info"]
+        assert metadata.kernelspec.display_name == spec.display_name
+        assert metadata.kernelspec.language == spec.language
 
 
-@pytest.mark.parametrize("topic", ["15-01", "15-06"])
-def test_all_answers_of_a_lesson_go_along(tmp_path, topic):
-    full = read(load().topics[topic].path)
-    new = student_edition(full)
-    path = put(new, tmp_path).path
-    answered = {cell.id: cell.source for cell in full.cells if cell.metadata.get("nbgrader", {}).get("solution")}
-    assert len(answered) >= 4
-    for cell_id, source in answered.items():
-        work(path, writes(cell_id, source))
-    for cell in new.cells:
-        if cell.cell_type == "markdown":
-            cell.source += "\n\nA better sentence."
-    renewed = put(new, tmp_path)
-    assert sources(path) == {cell.id: answered.get(cell.id, cell.source) for cell in new.cells}
-    assert account(renewed).count(f"{topic}.") == len(answered)
-
-
-def test_drafts_are_not_for_students_unless_they_are_named(tmp_path):
+def test_drafts_are_not_for_students_unless_they_are_named():
     book = load()
     topics = {**book.topics, "15-02": replace(book.topics["15-02"], status="draft")}
     chosen = [notebook.topic for notebook in workbook.finished(replace(book, topics=topics))]
@@ -923,29 +543,15 @@ def test_drafts_are_not_for_students_unless_they_are_named(tmp_path):
 def test_a_bad_notebook_does_not_stop_the_others(tmp_path, capsys):
     (tmp_path / "bad.ipynb").write_text("not json")
     nbformat.write(lesson("def f():\n    ### BEGIN SOLUTION\n    return 1"), tmp_path / "unbalanced.ipynb")
-    nbformat.write(lesson(), tmp_path / "good.ipynb")
-    chosen = [Selected(None, name, tmp_path / f"{name}.ipynb") for name in ("bad", "unbalanced", "good", "absent")]
+    notebook = lesson()
+    notebook.cells[0].source = "# [There](bad.ipynb) and [away](15-99_away.ipynb)"
+    nbformat.write(notebook, tmp_path / "good.ipynb")
+    chosen = [Selected(None, name, tmp_path / f"{name}.ipynb") for name in ("bad", "unbalanced", "absent", "good")]
     assert workbook.make(chosen, tmp_path / "w") == 1
     said = capsys.readouterr().out
-    assert "bad.ipynb: no student edition" in said
+    assert "bad.ipynb: no student edition, because of\n  not JSON" in said
     assert "unbalanced.ipynb: no student edition, because of\n  cell 'ex-a'" in said
-    assert [path.name for path in (tmp_path / "w").glob("*.ipynb")] == ["good.ipynb"]
-
-    (tmp_path / "w" / "good.ipynb").write_text("mine")
-    changed = lesson()
-    changed.cells[0].source = "# A better title"
-    nbformat.write(changed, tmp_path / "good.ipynb")
-    assert workbook.make(chosen[2:], tmp_path / "w") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("good.ipynb is left as it is: not JSON, so not a notebook (line 1, column 1")
-    assert said.endswith(". The newest edition is good.updated.ipynb: written.\n")
-    assert (tmp_path / "w" / "good.ipynb").read_text() == "mine"
-
-
-def test_a_file_in_the_place_of_the_earlier_ones_is_said(tmp_path):
-    path = put(edition("v1"), tmp_path).path
-    mine = work(path, answers)
-    (tmp_path / EARLIER).write_text("a file")
-    with pytest.raises(OSError, match=f"can't write in .*{EARLIER}"):
-        put(edition("v2"), tmp_path)
-    assert path.read_bytes() == mine
+    assert "absent.ipynb: no student edition" in said
+    assert said.endswith("good.ipynb: written.\n")
+    (made,) = (tmp_path / "w").iterdir()
+    assert json.loads(made.read_text())["cells"][0]["source"] == ["# [There](bad.ipynb) and away"]
