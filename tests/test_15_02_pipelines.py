@@ -142,11 +142,10 @@ def test_reading_a_longer_shard_takes_no_more_memory(lesson, tmp_path):
 
 
 def test_the_shuffle_buffer_permutes_evenly_and_no_sample_is_earlier_than_its_size(lesson):
-    for size in (0, 1, 50, 500):
+    for size in (0, 1, 5):
         order = list(lesson.shuffle_buffer(range(100), size, torch.Generator().manual_seed(size)))
         assert sorted(order) == list(range(100))
-        assert min(place - index for place, index in enumerate(order)) >= -size
-        assert size > 0 or order == list(range(100))
+        assert min(place - index for place, index in enumerate(order)) == -size
     # each sample is as often in each place: chi-square with 16 degrees of freedom, at 1e-6
     counts = torch.zeros(5, 5)
     for seed in range(2000):

@@ -146,14 +146,6 @@ class TestReplacing:
         assert lesson.replace_modules(root, nn.Sequential, lambda old: nn.Identity()) == ["0"]
         assert list(dict(root.named_modules())) == ["", "0", "1"]
 
-    def test_a_linear_layer_by_a_lazy_one(self, lesson):
-        root = nn.Sequential(nn.Linear(3, 4).double(), nn.ReLU())
-        weight = root[0].weight.detach().clone()
-        assert lesson.replace_modules(root, nn.Linear, lesson.LazyNormLinear.of) == ["0"]
-        root(torch.randn(5, 3, dtype=torch.float64))
-        assert type(root[0]) is lesson.NormLinear
-        assert torch.equal(root[0].direction, weight)
-
 
 def test_a_lazy_scale_takes_channels_and_dtype_from_its_input_or_from_what_is_loaded(lesson):
     x = torch.randn(1, 4, 5, dtype=torch.float64)

@@ -103,7 +103,7 @@ class Functional(nn.Module):
 
     def __init__(self, extra=0.0):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)])
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ELU(inplace=True), nn.Linear(4, 4)])
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
         self.extra = extra
 
