@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from course.lesson_code import definitions
 
-CELLS = "square edges-into small-backward execution-order cube filled-with-zeros run-node deliver engine"
+CELLS = "square edges-into cube filled-with-zeros run-node deliver engine"
 lesson = SimpleNamespace(**definitions("15-01", *CELLS.split()))
 SHAPES = ((), (1,), (3,), (1, 3), (4, 1), (4, 3), (2, 1, 3), (2, 4, 3))  # all of them broadcast with each other
 
@@ -78,18 +78,3 @@ def test_gradients_equal_pytorchs_on_a_random_graph_with_broadcasting(seed):
             torch.testing.assert_close(got[leaf], grad, rtol=1e-9, atol=1e-11)
             assert not got[leaf].requires_grad
     assert len(order) == len(set(order)) == len(lesson.edges_into(loss))
-
-
-def test_the_small_form_is_right_where_nothing_is_broadcast():
-    w, b = (torch.randn(4, requires_grad=True) for _ in range(2))
-    loss = torch.tanh(w * b + w).sum()
-    got, want = lesson.small_backward(loss), torch.autograd.grad(loss, [w, b])
-    assert torch.equal(got[w], want[0])
-    assert torch.equal(got[b], want[1])
-
-
-def test_the_order_is_the_engines():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
-    loss = net(torch.randn(5, 1, 8, 8)).logsumexp(1).sum()
-    assert lesson.backward_by_hand(loss)[1] == lesson.execution_order(loss)

@@ -1,21 +1,18 @@
-"""What 15-04 builds: losses, metrics, clipping and averages, against PyTorch's own and definitions by brute force."""
+"""What 15-04 builds: losses, metrics and averages, against PyTorch's own and definitions by brute force."""
 
 import itertools
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 from torchvision.ops import sigmoid_focal_loss
 
 from course.lesson_code import answers, definitions
-from shared import compare
 
 CELLS = """
     log-probabilities widened focal-loss extremes reliability calibration-error pairwise-loss triplet-costs
@@ -30,24 +27,9 @@ def lesson():
     return SimpleNamespace(**names)
 
 
-def test_all_that_the_topic_names_is_there(lesson):
-    losses = ["focal_loss", "label_smoothing_cross_entropy", "triplet_loss", "nt_xent_loss", "supcon_loss"]
-    for name in [*losses, "RunningMean", "ConfusionMatrix", "clip_grad_norm", "clip_grad_value", "EMA"]:
-        assert callable(getattr(lesson, name))
-
-
-@pytest.mark.parametrize("shape", [(1, 2), (5, 7), (2, 3, 4)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_log_probabilities(lesson, shape, dtype):
-    torch.manual_seed(0)
-    z = (30 * torch.randn(shape)).to(dtype)
-    tolerance = {torch.float16: 2e-2, torch.bfloat16: 1e-1}.get(dtype, 1e-5)
-    assert torch.allclose(lesson.log_probabilities(z).double(), z.double().log_softmax(1), rtol=tolerance, atol=0.3)
-
-
 class TestFocal:
-    @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 3.5])
-    @pytest.mark.parametrize("alpha", [None, 0.0, 0.25, 0.9])
+    @pytest.mark.parametrize("gamma", [0.0, 1.0, 3.5])
+    @pytest.mark.parametrize("alpha", [None, 0.9])
     def test_it_is_torchvisions(self, lesson, gamma, alpha):
         torch.manual_seed(1)
         z = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
@@ -58,122 +40,97 @@ class TestFocal:
             found.append((value, torch.autograd.grad(value.sum(), z)[0]))
         assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
 
-    @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    @pytest.mark.parametrize("size", [0.0, 20.0, 1e4, 6e4])
-    def test_no_nan(self, lesson, gamma, dtype, size):
-        z = torch.tensor([size, -size], dtype=dtype)
-        for y in (torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)):
-            assert lesson.count_nans(lambda z, y=y: lesson.focal_loss(z, y, gamma=gamma), z) == 0
+    def test_large_logits_give_no_nan(self, lesson, dtype):
+        z = torch.tensor([0.0, 20.0, -20.0, 6e4, -6e4], dtype=dtype)
+        for gamma, y in itertools.product((0.0, 0.5, 2.0), (torch.zeros_like(z), torch.ones_like(z))):
+            assert lesson.count_nans(lambda z, y=y, gamma=gamma: lesson.focal_loss(z, y, gamma=gamma), z) == 0
 
 
-class TestCalibration:
-    def test_bins_by_brute_force(self, lesson):
-        torch.manual_seed(2)
-        logits, y = 2 * torch.randn(200, 4), torch.randint(4, (200,))
-        table = lesson.reliability(logits, y, bins=7)
-        p, k = logits.softmax(1).max(1)
-        error = 0.0
-        for b in range(7):
-            rows = [i for i in range(200) if min(int(p[i] * 7), 6) == b]
-            assert table["images"][b] == len(rows)
-            if rows:
-                confidence = sum(p[i].item() for i in rows) / len(rows)
-                right = sum(float(k[i] == y[i]) for i in rows) / len(rows)
-                assert table["confidence"][b].item() == pytest.approx(confidence, rel=1e-5)
-                assert table["accuracy"][b].item() == pytest.approx(right, rel=1e-5)
-                error += len(rows) / 200 * abs(confidence - right)
-        assert lesson.calibration_error(table) == pytest.approx(error, rel=1e-5)
-
-    def test_a_confidence_of_one_has_a_bin(self, lesson):
-        table = lesson.reliability(torch.tensor([[100.0, 0.0]]), torch.tensor([0]))
-        assert [column[-1].item() for column in table.values()] == [1.0, 1.0, 1.0]
+def test_bins_of_confidence_by_brute_force(lesson):
+    torch.manual_seed(2)
+    logits, y = 2 * torch.randn(200, 4), torch.randint(4, (200,))
+    logits[0, 0] = 100.0  # a confidence of one has a bin, too
+    table = lesson.reliability(logits, y, bins=7)
+    p, k = logits.softmax(1).max(1)
+    error = 0.0
+    for b in range(7):
+        rows = [i for i in range(200) if min(int(p[i] * 7), 6) == b]
+        assert table["images"][b] == len(rows)
+        if rows:
+            confidence = sum(p[i].item() for i in rows) / len(rows)
+            right = sum(float(k[i] == y[i]) for i in rows) / len(rows)
+            assert table["confidence"][b].item() == pytest.approx(confidence, rel=1e-5)
+            assert table["accuracy"][b].item() == pytest.approx(right, rel=1e-5)
+            error += len(rows) / 200 * abs(confidence - right)
+    assert lesson.calibration_error(table) == pytest.approx(error, rel=1e-5)
 
 
 class TestContrastive:
-    def test_pairs_at_and_beside_the_margin(self, lesson):
-        a, b = torch.zeros(4, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.75], [3.0, 0.0]])
-        same = torch.tensor([True, False, False, True])
-        assert lesson.pairwise_loss(a, b, same, margin=1.0).item() == pytest.approx((0 + 0 + 0.0625 + 9) / 4)
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_large_entries_have_a_gradient(self, lesson, dtype):
+    @pytest.mark.parametrize("kind", ["large", "equal", "half"])
+    def test_large_and_equal_embeddings_have_a_gradient(self, lesson, kind):
         torch.manual_seed(0)
-        z, y = (1e4 * torch.randn(8, 64).sign()).to(dtype), torch.arange(4).repeat(2)
-        losses = [lambda z: lesson.pairwise_loss(*z.chunk(2), y[:4] < 2), lambda z: lesson.triplet_loss(z, y)]
-        losses += [lambda z: lesson.supcon_loss(z, y, 0.01), lambda z: lesson.nt_xent_loss(*z.chunk(2), 0.01)]
-        assert [lesson.count_nans(loss, z) for loss in losses] == [0, 0, 0, 0]
-
-    def test_equal_embeddings_have_a_gradient(self, lesson):
-        z = torch.ones(6, 3, requires_grad=True)
-        labels = torch.tensor([0, 0, 1, 1, 2, 2])
-        for loss in (
-            lesson.pairwise_loss(z, z.detach(), labels > 0),
-            *(lesson.triplet_loss(z, labels, mining=m) for m in ("all", "semi-hard", "hard")),
-            lesson.supcon_loss(z, labels),
-            lesson.nt_xent_loss(*z.chunk(2)),
-        ):
-            (gradient,) = torch.autograd.grad(loss, z)
-            assert bool(gradient.isfinite().all())
+        z = torch.ones(8, 64) if kind == "equal" else 1e4 * torch.randn(8, 64).sign()
+        z = z.half() if kind == "half" else z.bfloat16() if kind == "large" else z
+        y = torch.arange(4).repeat(2)
+        losses = [lambda z: lesson.pairwise_loss(*z.chunk(2), y[:4] < 2), lambda z: lesson.supcon_loss(z, y, 0.01)]
+        losses += [lambda z, m=m: lesson.triplet_loss(z, y, mining=m) for m in ("all", "semi-hard", "hard")]
+        losses += [lambda z: lesson.nt_xent_loss(*z.chunk(2), 0.01)]
+        assert [lesson.count_nans(loss, z) for loss in losses] == [0] * 6
 
     @pytest.mark.parametrize("mining", ["all", "semi-hard", "hard"])
-    @pytest.mark.parametrize("seed", range(4))
-    def test_triplets_by_brute_force(self, lesson, mining, seed):
-        torch.manual_seed(seed)
-        z, y = torch.randn(9, 3, dtype=torch.float64), torch.randint(3, (9,))
-        d = [[math.dist(a, b) for b in z.tolist()] for a in z.tolist()]
-        losses = []
-        for a in range(9):
-            positives = [p for p in range(9) if p != a and y[p] == y[a]]
-            negatives = [n for n in range(9) if y[n] != y[a]]
-            pairs = list(itertools.product(positives, negatives))
-            if mining == "hard":
-                pairs = [max(pairs, key=lambda pn, a=a: d[a][pn[0]] - d[a][pn[1]])] if pairs else []
-            for p, n in pairs:
-                gap = d[a][p] - d[a][n] + 0.4
-                if mining != "semi-hard" or 0 < gap < 0.4:
-                    losses.append(max(0.0, gap))
-        want = sum(losses) / len(losses) if losses else 0.0
-        assert lesson.triplet_loss(z, y, 0.4, mining).item() == pytest.approx(want, rel=1e-9)
+    def test_triplets_by_brute_force(self, lesson, mining):
+        torch.manual_seed(0)
+        for _ in range(3):
+            z, y = torch.randn(9, 3, dtype=torch.float64), torch.randint(3, (9,))
+            d = [[math.dist(a, b) for b in z.tolist()] for a in z.tolist()]
+            losses = []
+            for a in range(9):
+                positives = [p for p in range(9) if p != a and y[p] == y[a]]
+                negatives = [n for n in range(9) if y[n] != y[a]]
+                pairs = list(itertools.product(positives, negatives))
+                if mining == "hard":
+                    pairs = [max(pairs, key=lambda pn, a=a: d[a][pn[0]] - d[a][pn[1]])] if pairs else []
+                for p, n in pairs:
+                    gap = d[a][p] - d[a][n] + 0.4
+                    if mining != "semi-hard" or 0 < gap < 0.4:
+                        losses.append(max(0.0, gap))
+            want = sum(losses) / len(losses) if losses else 0.0
+            assert lesson.triplet_loss(z, y, 0.4, mining).item() == pytest.approx(want, rel=1e-9)
 
-    def test_a_misspelt_mining_is_refused(self, lesson):
-        with pytest.raises(ValueError, match="semihard"):
-            lesson.triplet_loss(torch.ones(4, 2), torch.tensor([0, 0, 1, 1]), mining="semihard")
-
-    def test_one_class_has_no_triplets_and_single_images_no_positives(self, lesson):
+    def test_one_class_has_no_triplets_single_images_no_positives_and_a_misspelt_mining_no_meaning(self, lesson):
         z = torch.randn(4, 2, requires_grad=True)
-        for mining in ("all", "semi-hard", "hard"):
-            for labels in (torch.zeros(4), torch.arange(4)):
-                loss = lesson.triplet_loss(z, labels, mining=mining)
-                loss.backward()
-                assert loss.item() == 0.0
-        assert lesson.supcon_loss(z, torch.arange(4)).item() == 0.0
+        losses = [lesson.supcon_loss(z, torch.arange(4))]
+        for mining, labels in itertools.product(("all", "semi-hard", "hard"), (torch.zeros(4), torch.arange(4))):
+            losses.append(lesson.triplet_loss(z, labels, mining=mining))
+        sum(losses).backward()
+        assert [loss.item() for loss in losses] == [0.0] * 7
         assert bool(z.grad.isfinite().all())
+        with pytest.raises(ValueError, match="semihard"):
+            lesson.triplet_loss(z, torch.zeros(4), mining="semihard")
 
-    @pytest.mark.parametrize("tau", [0.05, 1.0])
-    def test_supcon_by_brute_force(self, lesson, tau):
+    def test_supcon_by_brute_force(self, lesson):
         torch.manual_seed(3)
         z, y = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
         rows = F.normalize(z, dim=1)
         found = []
         for i in range(8):
             others = [k for k in range(8) if k != i]
-            log_p = (rows[others] @ rows[i] / tau).log_softmax(0)
+            log_p = (rows[others] @ rows[i] / 0.05).log_softmax(0)
             peers = [log_p[others.index(k)] for k in others if y[k] == y[i]]
             if peers:
                 found.append(-sum(peers) / len(peers))
-        assert torch.allclose(lesson.supcon_loss(z, y, tau), sum(found) / len(found))
+        assert torch.allclose(lesson.supcon_loss(z, y, 0.05), sum(found) / len(found))
 
 
 class TestMetrics:
-    @pytest.mark.parametrize("kind", [float, torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("kind", [float, torch.float64, torch.bfloat16])
     def test_a_running_mean_is_weighted(self, lesson, kind):
         mean = lesson.RunningMean()
         assert math.isnan(mean.compute())
         for value, count in ((1.0, 3), (5.0, 1), (-2.0, 4)):
             mean.update(value if kind is float else torch.tensor(value, dtype=kind), count)
         assert float(mean.compute()) == 0.0
-        assert mean.count == 8
 
     def test_it_keeps_no_graph_but_the_rounding_errors(self, lesson):
         mean = lesson.RunningMean()
@@ -181,20 +138,8 @@ class TestMetrics:
         for _ in range(1000):
             mean.update(torch.tensor(1.0))
         assert not mean.compute().requires_grad
-        assert (mean.total + mean.errors).double() != 1e8
-        exact = float(mean.total.double() + mean.errors.double())
-        assert exact == 100_001_000.0
-
-    @pytest.mark.slow
-    def test_ten_million_single_values_in_float32(self, lesson):
-        """The same values, one after the other, as the naive sum of the notebook gets."""
-        values = (torch.rand(10_000_000, generator=torch.Generator().manual_seed(0)) + 2.0).numpy()
-        exact, mean = values.mean(dtype=np.float64), lesson.RunningMean()
-        for value in values:
-            mean.update(value)
-        assert mean.total.dtype == np.float32
-        assert abs(mean.compute() / exact - 1) < 1e-5
-        assert abs(np.cumsum(values)[-1] / len(values) / exact - 1) > 1e-2
+        assert float(mean.total.double() + mean.errors.double()) == 100_001_000.0
+        assert float(mean.compute()) == pytest.approx(100_001_000 / 1001, rel=2e-7)
 
     def test_smoothing_is_a_weighted_mean(self, lesson):
         smooth, seen = lesson.Smoothed(0.8), []
@@ -233,9 +178,7 @@ class Waits(TorchFunctionMode):
 
 
 def test_updates_wait_for_no_device(lesson):
-    mean = lesson.RunningMean()
-    matrix = lesson.ConfusionMatrix(4)
-    variance = lesson.RunningVariance()
+    mean, matrix, variance = lesson.RunningMean(), lesson.ConfusionMatrix(4), lesson.RunningVariance()
     with Waits():
         for _ in range(2):
             mean.update(torch.tensor(2.0), 3)
@@ -246,32 +189,20 @@ def test_updates_wait_for_no_device(lesson):
 
 def test_clip_by_value(lesson):
     ours = [nn.Parameter(torch.zeros(n)) for n in (3, 1, 5)]
-    lesson.clip_grad_value(ours, 0.1)
+    lesson.clip_grad_value(ours, 0.1)  # no gradient yet
     for p in ours[:2]:
         p.grad = torch.randn(len(p))
     want = [p.grad.clamp(-0.3, 0.3) for p in ours[:2]]
     lesson.clip_grad_value((p for p in ours), 0.3)
     assert all(torch.equal(p.grad, w) for p, w in zip(ours[:2], want, strict=True))
-    assert ours[2].grad is None
 
 
 class TestShadow:
-    def net(self):
-        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-        net[2].weight = net[0].weight
-        return net
-
-    def step(self, net):
-        with torch.no_grad():
-            for p in net.parameters():
-                p.add_(torch.randn_like(p))
-        net(torch.randn(7, 3))
-
-    @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99, 1.0])
-    @pytest.mark.parametrize("warmup", [True, False])
+    @pytest.mark.parametrize(("decay", "warmup"), [(0.5, True), (0.99, True), (0.99, False)])
     def test_it_is_averaged_model(self, lesson, decay, warmup):
         torch.manual_seed(5)
-        net = self.net()
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        net[2].weight = net[0].weight
         ours = lesson.EMA(net, decay, warmup)
 
         def average(mine, theirs, seen):
@@ -281,16 +212,18 @@ class TestShadow:
 
         theirs = AveragedModel(net, multi_avg_fn=average, use_buffers=True)
         for _ in range(12):
-            self.step(net)
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.add_(torch.randn_like(p))
+            net(torch.randn(7, 3))
             ours.update()
             theirs.update_parameters(net)
         state = theirs.module.state_dict()
         for name, mine in ours.shadow.items():
             want = net.state_dict()[name] if "num_batches" in name else state[name]
             assert torch.equal(mine, want), name
-        assert "2.weight" not in ours.shadow
 
-    def test_the_first_update_forgets_the_start(self, lesson):
+    def test_the_first_update_forgets_the_start_and_a_frozen_net_has_no_average(self, lesson):
         net = nn.Linear(2, 2)
         with torch.no_grad():
             net.weight.fill_(float("nan"))
@@ -298,38 +231,6 @@ class TestShadow:
         nn.init.ones_(net.weight)
         average.update()
         assert torch.equal(average.shadow["weight"], torch.ones(2, 2))
-
-    def test_a_frozen_model_without_buffers_has_nothing_to_average(self, lesson):
-        average = lesson.EMA(nn.Linear(2, 2).requires_grad_(False))
-        average.update()
-        assert (average.shadow, average.updates) == ({}, 1)
-
-    def test_frozen_parameters_are_not_followed(self, lesson):
-        net = self.net()
-        net[2].bias.requires_grad_(False)
-        assert "2.bias" not in lesson.EMA(net).shadow
-
-
-class TestTimes:
-    """The two bars, loosely: the ratios lie far from these even on a busy machine."""
-
-    def many(self):
-        made = [nn.Parameter(torch.randn(64)) for _ in range(200)]
-        for p in made:
-            p.grad = torch.randn(64)
-        return made
-
-    def test_averaging_many_small_tensors_is_faster_than_averaged_model(self, lesson):
-        model = nn.ParameterList(self.many())
-        ours = lesson.EMA(model, 0.99)
-        theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-        times = compare({"ours": ours.update, "theirs": lambda: theirs.update_parameters(model)}, seconds=0.1)
-        assert times["theirs"].low > 2 * times["ours"].low
-
-    def test_clipping_takes_about_as_long_as_pytorchs(self, lesson):
-        many = self.many()
-        times = compare(
-            {"ours": lambda: lesson.clip_grad_norm(many, 1e9), "theirs": lambda: clip_grad_norm_(many, 1e9)},
-            seconds=0.1,
-        )
-        assert times["ours"].low < 2 * times["theirs"].low
+        frozen = lesson.EMA(net.requires_grad_(False))
+        frozen.update()
+        assert (frozen.shadow, frozen.updates) == ({}, 1)

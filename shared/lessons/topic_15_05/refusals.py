@@ -8,15 +8,6 @@ from shared.quiet import quiet
 from shared.text import wrapped
 
 
-def decisive(error: Exception) -> str:
-    """The line of a TorchScript error that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    for line in lines:
-        if line.startswith(("Expected a value", "Could not match")):
-            return line
-    return lines[0]
-
-
 def refused(*functions: Callable) -> None:
     """Script each function and print the decisive line of its refusal. Raises AssertionError if one is accepted."""
     for function in functions:
@@ -24,19 +15,16 @@ def refused(*functions: Callable) -> None:
             with quiet():
                 torch.jit.script(function)
         except Exception as error:  # the types differ between constructs and versions
-            print(wrapped(f"{function.__name__}: {type(error).__name__}: {decisive(error)}", lines=2))
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            decisive = (line for line in lines if line.startswith(("Expected a value", "Could not match")))
+            print(wrapped(f"{function.__name__}: {type(error).__name__}: {next(decisive, lines[0])}", lines=2))
         else:
             raise AssertionError(f"{function.__name__} was accepted")
 
 
 def repaired(bad: Callable, good: Callable, *args: object) -> None:
-    """Script the good function and print whether it returns what the bad one does in Python."""
+    """Script the good function. Raises AssertionError if it doesn't return what the bad one does in Python."""
     with quiet():
         compiled = torch.jit.script(good)
-    try:
-        torch.testing.assert_close(compiled(*args), bad(*args))
-    except AssertionError:
-        same = False
-    else:
-        same = True
-    print(f"{good.__name__} is accepted, agrees: {same}")
+    torch.testing.assert_close(compiled(*args), bad(*args))
+    print(f"{good.__name__} is accepted, agrees: True")
