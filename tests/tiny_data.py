@@ -102,14 +102,12 @@ def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
 
 
 def batch_files(splits: dict[str, Split]) -> dict[str, bytes]:
-    """The six pickled batches and the list of classes, as in the authors' archive."""
+    """The six pickled batches of the authors' archive."""
     files = {}
     for split, names in BATCHES.items():
         parts = (np.array_split(array, len(names)) for array in splits[split])
         for name, images, labels in zip(names, *parts, strict=True):
             files[name] = python2_pickle(images, labels)
-    names = b"".join(_text(name.encode()) for name in CIFAR10.classes)
-    files["batches.meta"] = b"\x80\x02}U\x0blabel_names](" + names + b"es."
     return files
 
 
@@ -167,42 +165,9 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-class Server(ThreadingHTTPServer):
-    """Serves `files`; a value that is a function is given the request's handler to do as it likes."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[str, bytes | Callable[[BaseHTTPRequestHandler], None]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = files
-        self.requests: list[str] = []
-        self.closing = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}/"
-
-    def handle_error(self, request, client_address) -> None:
-        """A client that gives up is what most tests are about."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        name = self.path.lstrip("/")
-        self.server.requests.append(name)
-        answer = self.server.files.get(name)
-        if answer is None:
-            self.send_error(404)
-        elif callable(answer):
-            answer(self)
-        else:
-            send(self, answer)
-
-    def log_message(self, *_: object) -> None:
-        """Tests print nothing."""
-
-
-def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None, *, said: bool = True) -> None:
+def send(handler: BaseHTTPRequestHandler, data: bytes, length: int | None = None) -> None:
     handler.send_response(200)
-    if said:
-        handler.send_header("Content-Length", str(len(data) if length is None else length))
+    handler.send_header("Content-Length", str(len(data) if length is None else length))
     handler.end_headers()
     handler.wfile.write(data)
 
@@ -222,8 +187,28 @@ def trickles(handler: BaseHTTPRequestHandler) -> None:
 
 
 @contextlib.contextmanager
-def serving(files: dict[str, bytes | Callable[[BaseHTTPRequestHandler], None]]) -> Iterator[Server]:
-    server = Server(files)
+def serving(files: dict[str, bytes | Callable[[BaseHTTPRequestHandler], None]]) -> Iterator[ThreadingHTTPServer]:
+    """Serves `files`; a value that is a function is given the request's handler to do as it likes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.lstrip("/")
+            server.requests.append(name)
+            answer = files.get(name)
+            if answer is None:
+                self.send_error(404)
+            elif callable(answer):
+                answer(self)
+            else:
+                send(self, answer)
+
+        def log_message(self, *_: object) -> None:
+            """Tests print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None  # a client that gives up is what most tests are about
+    server.requests, server.closing = [], threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_port}/"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
