@@ -265,10 +265,9 @@ def test_auto_without_a_network_gives_the_sample_and_waits_only_once(fashion, ca
         url = closed_port_url() if why == "interrupted" else server.url
         found = load(replace(spec, addresses=(url,)), "train", root=root)
     assert (found.source, len(found)) == ("sample", 20)
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert "fetching the full set " in line
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.endswith("); all: `make data`"))
+    assert "sample, 20 train and 20 test images (fetching the full set " in line
     assert why in line
-    assert line.endswith("); all: `make data`")
     assert not [path for path in root.iterdir() if path.is_dir()]
     person.execution_count = 2
     monkeypatch.setattr(finding, "fetch", forbidden)
