@@ -17,11 +17,9 @@ Whatever happens, `launch` ends with no rank alive and says which rank is to bla
 import contextlib
 import ctypes
 import faulthandler
-import glob
 import io
 import multiprocessing as mp
 import os
-import platform
 import re
 import shutil
 import signal
@@ -40,7 +38,6 @@ from types import CodeType
 from typing import Any, ClassVar
 
 import cloudpickle
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -60,8 +57,6 @@ _PRELOAD = [
 _START_LIMIT = 180  # seconds for all ranks to exist; spawned ranks import PyTorch on a busy machine
 _GRACE = 1.0  # seconds at most for the cause to show after a rank saw only a time-out or a lost connection
 _DRAIN = 0.05  # seconds for failures that happened at the same moment to come in
-
-_FOLDERS = f"launch-{platform.node()}-"  # and the process: containers may share a folder for temporary files
 
 _STARTING = threading.Lock()  # launches may run in several threads
 
@@ -99,10 +94,11 @@ def launch(
     backend = backend or default_backend(world_size)
     if not dist.is_backend_available(backend):
         raise ValueError(f"this PyTorch has no backend {backend!r}; gloo runs on every CPU")
-    _sweep()
-    with tempfile.TemporaryDirectory(prefix=f"{_FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+    with _STARTING:  # another launch may be about to change a variable
+        environment = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)
-        (job.folder / "call").write_bytes(_pickled((fn, args, _environment())))
+        (job.folder / "call").write_bytes(_pickled((fn, args, environment)))
         try:
             job.start()
             return job.results()
@@ -145,20 +141,6 @@ def _pickled(call: tuple) -> bytes:
         return buffer.getvalue()
 
 
-def _environment() -> dict[str, str]:
-    """The variables. Where another thread, of another launch say, removes one meanwhile, dict() is a KeyError."""
-    found = {name: os.environ.get(name) for name in list(os.environ)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _sweep() -> None:
-    """Remove the folders of kernels that were killed while they launched."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{glob.escape(_FOLDERS)}*-*"):
-        owner = folder.name.removeprefix(_FOLDERS).split("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def default_backend(world_size: int) -> str:
     """What `launch` takes: gloo for the CPU and NCCL for GPUs if there is one for each rank, else gloo alone.
 
@@ -192,11 +174,12 @@ class _Job:
 
     def start(self) -> None:
         context = _context()
+        group_timeout = self.timeout - min(2.0, self.timeout / 4)
         for number in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(theirs, str(self.folder), number, self.size, self.backend, _group_timeout(self.timeout)),
+                args=(theirs, str(self.folder), number, self.size, self.backend, group_timeout),
                 name=f"rank {number}",
             )
             # If start() is interrupted the rank sees `ours` closed and ends itself.
@@ -264,10 +247,7 @@ class _Job:
     def _death(self, rank: _Rank) -> Failure:
         code = rank.process.exitcode
         if code is not None and code < 0:
-            try:
-                how = f"was killed by {signal.Signals(-code).name}"
-            except ValueError:
-                how = f"was killed by signal {-code}"
+            how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended without returning (exit code {code})"
         said = self._output(rank.number, "err")
@@ -304,10 +284,6 @@ class _Job:
                     text = report.read_text(encoding="utf-8", errors="replace")
                     rank.frames = rank_failures.parse_stack(text, _rank_main.__name__)
             time.sleep(0.01)
-        for rank in asked:
-            with contextlib.suppress(psutil.Error):
-                stopped = psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED
-                rank.silence = "is stopped (SIGSTOP)" if stopped else "does not answer: it is inside of compiled code"
         return rank_failures.stood_still(self.ranks, self.timeout)
 
     def end(self) -> None:
@@ -370,10 +346,6 @@ def _prepared_to_start() -> Iterator[None]:
             main.__dict__.update((name, value) for name, value in kept.items() if value is not missing)
             if threads is not None:
                 os.environ["OMP_NUM_THREADS"] = threads
-
-
-def _group_timeout(timeout: float) -> float:
-    return timeout - min(2.0, timeout / 4)
 
 
 def _kill(process: Any) -> None:

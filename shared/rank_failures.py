@@ -83,15 +83,13 @@ class Standing:
         number: the rank.
         state: "starting", "running", "returned", "failed" or "died".
         failure: of a rank that failed or died.
-        frames: where a running rank is, from fn inwards; empty if it doesn't say.
-        silence: why it doesn't say, e.g. "is stopped".
+        frames: where a running rank is, from fn inwards; empty if it doesn't say, as on Windows.
     """
 
     number: int
     state: str = "starting"
     failure: Failure | None = None
     frames: list[Frame] = field(default_factory=list)
-    silence: str = "is running"
 
 
 def describe(error: BaseException) -> Failure:
@@ -141,13 +139,15 @@ def stood_still(ranks: Sequence[Standing], timeout: float) -> LaunchError:
             continue
         frames = rank.failure.frames if rank.failure else rank.frames
         operation = _operation(frames)
-        what = f"waits in {operation}" if operation else rank.failure.text if rank.failure else "is"
-        if not operation and not rank.failure:
+        place = "".join(_located(frames)[-1:]).strip()
+        if operation:
+            what = f"waits in {operation}"
+        elif rank.failure:
+            what = rank.failure.text
+        else:
             busy.append(rank)
-        place = _located(frames)[-1:]
-        if not place and what == "is":
-            what = rank.silence
-        details.append(f"  rank {rank.number} {what} {''.join(place).strip()}".rstrip())
+            what = "is" if place else "is running"
+        details.append(f"  rank {rank.number} {what} {place}".rstrip())
     missing, reason = busy or returned, "hung"
     waiting = [rank for rank in ranks if rank not in missing]
     limit = f"within {timeout:g} s"
@@ -210,6 +210,6 @@ def _located(frames: list[Frame]) -> list[str]:
         where = f"in {name}, line {number}" + ("" if "ipykernel" in file or file.startswith("<") else f" of {base}")
         lines.append(f"  {where}: {source}" if source else f"  {where}")
     left_out = len(lines) - 2 * _SHOWN
-    if left_out > 1:
+    if left_out > 0:
         lines[_SHOWN:-_SHOWN] = [f"  ... {left_out} more ..."]
     return lines

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,6 @@ class Facts:
     size: int  # bytes to download at most
     package: str = ""  # its name for npm's client, if it has one
     sample_folder: Path = SAMPLE
-    batch_md5: Mapping[str, str] = field(default_factory=dict)  # of CIFAR-10's pickled files
 
 
 ALL: dict[str, Facts] = {}

@@ -233,7 +233,7 @@ def recent_failure(facts: Facts, root: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         then = _note(facts, root).stat().st_mtime
         mirror, why = _note(facts, root).read_text(encoding="utf-8").split("\n", 1)
-        if 0 <= time.time() - then < REMEMBERED * 3600 and mirror == os.environ.get("COURSE_DATA_MIRROR", ""):
+        if time.time() - then < REMEMBERED * 3600 and mirror == os.environ.get("COURSE_DATA_MIRROR", ""):
             at = time.strftime("%H:%M", time.localtime(then))
             return f"{why} at {at}, not tried again for {REMEMBERED} hours"
     return None
