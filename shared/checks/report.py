@@ -133,7 +133,7 @@ class Result:
             head += f", {self.earned:g} of {self.points} points"
         lines = [head, *(line for item in self.items for line in item.lines())]
         if self.status == "failed" and not self.earned and any(item.passed and item.free for item in self.items):
-            said = "An answer that does nothing meets what is ok above, too. It counts once something else is right."
+            said = "No points yet: what is ok above also holds for an answer that does nothing."
             lines += textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent="  ")
         if self.unjudged:
             rest = "1 more demand builds" if self.unjudged == 1 else f"{self.unjudged} more demands build"
