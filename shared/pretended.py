@@ -44,7 +44,7 @@ _BASE = torch._C.TensorBase
 _parse_to = torch._C._nn._parse_to
 
 # operations whose tensors may be on different sides in PyTorch, too
-_MIXED = {"aten::copy_", "aten::_foreach_copy_", "aten::_to_copy", "aten::_pack_padded_sequence", "aten::_ctc_loss"}
+_MIXED = {"aten::copy_", "aten::_foreach_copy_", "aten::_to_copy", "aten::_pack_padded_sequence"}
 _JOINING = {"aten::cat", "aten::stack"}  # here a number on the CPU counts, too
 # what indexing becomes, and where its indices are: they may be on the CPU; `x[index] = 0` becomes index_fill_
 _INDEXING = dict.fromkeys(("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"), 1)
@@ -121,19 +121,11 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
-        ctx.back, ctx.side = _side(inputs[0]), inputs[1]
+        ctx.back = _side(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Move.apply(grad, ctx.back), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _Move.apply(tangent, ctx.side)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, side: str) -> tuple[Tensor, int]:
-        return _Move.apply(x, side), in_dims[0]
 
 
 def _to(original: Callable, self: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
@@ -188,13 +180,10 @@ def _members() -> dict[str, Any]:
     """What replaces members of torch.Tensor."""
     return {
         "device": property(_get_device),
-        "is_cpu": property(lambda self: self.device.type == "cpu"),
-        "is_mps": property(lambda self: self.device.type == "mps"),
         "grad": property(_BASE.grad.__get__, _set_grad, lambda self: _set_grad(self, None)),
         "to": _wrapped(Tensor.to, _to),
         "cpu": lambda self, memory_format=torch.preserve_format: self.to("cpu", memory_format=memory_format),
         "numpy": _wrapped(Tensor.numpy, _numpy),
-        "type_as": lambda self, other: self.to(other),
     }
 
 

@@ -46,7 +46,6 @@ class Double(torch.autograd.Function):
 # name: (statements, type, message)
 MISTAKES = {
     "a factory without a device": ("x + torch.ones(4, 3)", RuntimeError, TWO),
-    "a batch that was not moved": ("net(torch.randn(4, 3))", RuntimeError, TWO),
     "numpy of a tensor": ("x.numpy()", TypeError, NO_NUMPY),
     "a plot of a tensor": (
         "import matplotlib; matplotlib.use('Agg')\nimport matplotlib.pyplot as plt; plt.plot(x[:, 0])",
@@ -73,12 +72,6 @@ MISTAKES = {
         "returned an invalid gradient at index 0 - expected device .* but got cpu",
     ),
     "a gradient that is assigned": ("w.grad = torch.ones(4, 3)", RuntimeError, "located on a different device"),
-    "an optimizer whose state was left": (
-        "average = [torch.zeros(p.shape) for p in net.parameters()]\n"
-        "torch._foreach_lerp_(average, list(net.parameters()), 0.1)",
-        RuntimeError,
-        TWO,
-    ),
     "in a thread": (
         "caught = []\n"
         "def work():\n"
@@ -109,7 +102,7 @@ norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1, foreach=True); optimizer.
 result = [norm, *net.parameters()]""",
     "all ways to move": """
 cpu = torch.ones(2, 2)
-ways = [cpu.to(device), cpu.to(device=device), cpu.to(str(device)), cpu.to(x), cpu.type_as(x),
+ways = [cpu.to(device), cpu.to(device=device), cpu.to(str(device)), cpu.to(x),
         cpu.to(device, torch.float32), cpu.to(device, torch.float32, True), cpu.to(device, copy=True),
         cpu.double().to(device, torch.float32), cpu.to(device, memory_format=torch.contiguous_format), cpu.int().to(x),
         torch.as_tensor(cpu, device=device), torch.asarray(cpu, device=device), x.new_tensor([[1.0, 1], [1, 1]])]
@@ -126,6 +119,7 @@ result = nn.Conv2d(3, 2, 3).to(device, memory_format=torch.channels_last)(last)"
     "indices": """
 rows = torch.tensor([0, 2])
 y = x.clone(); y[rows] = 0.0; y[rows.to(device)] += 1; y[y > 1] = torch.tensor(5.0); y[0] = torch.ones(3, device=device)
+assert x.numpy(force=True).shape == (4, 3)
 result = [x[rows], x[labels], x[x > 0], x[[0, 1]], x[rows.to(device), 0], x[:, None], x[0, labels[0]], y]""",
     "numbers on the CPU": """
 y = x * torch.tensor(2.0) + np.float64(1.5) - torch.tensor(1.0, dtype=torch.float64); y.mul_(torch.tensor(0.5))
@@ -147,14 +141,6 @@ result = torch.stack(made)""",
 out = torch.empty(4, 3, device=device); torch.mul(x, 2, out=out); out.add_(x).relu_(); out.copy_(torch.ones(4, 3))
 host = torch.empty(4, 3); host.copy_(x); host += torch.ones(4, 3)
 result = [out, host]""",
-    "operations that make tensors inside": """
-a = torch.randn(4, 3, device=device, requires_grad=True)
-values = [a.max(0).values, a.cumprod(1), a.prod(1), a.gather(1, labels[:, None]), a.unbind(1)[0], a.sort(1).values,
-          F.one_hot(labels, 3) * a, F.layer_norm(a, (3,)), F.softplus(a), a.var(0), torch.einsum("ij,kj->ik", a, a),
-          F.max_pool1d(a[None], 2), a.kthvalue(2).values, torch.logsumexp(a, 1), a.index_select(0, labels), a.norm(),
-          F.multi_margin_loss(a, labels), torch.cdist(a, a + 1), F.embedding(labels, a), a.diagonal(), a.median()]
-sum(v.sum() for v in values).backward()
-result = [*values, a.grad]""",
     "backward and second derivatives": """
 (g,) = torch.autograd.grad((w.cpu() ** 3).sum() + (w * x).sum(), w, create_graph=True)
 (h,) = torch.autograd.grad(g.sum(), w)
@@ -186,18 +172,13 @@ ways = [nn.LazyLinear(2).to(device), nn.LazyLinear(2).to(device).cpu().to(x)]
 with torch.no_grad():
     result = [layer(x) * 0 + layer.weight.sum() * 0 for layer in ways]
 assert all(parameter.device == x.device for layer in ways for parameter in layer.parameters())""",
-    "NumPy and plots": """
-import matplotlib; matplotlib.use("Agg"); import matplotlib.pyplot as plt
-plt.plot(x[:, 0].cpu()); plt.imshow(x.cpu().numpy()); plt.close("all")
-result = [torch.from_numpy(x.cpu().numpy()).to(device), torch.tensor(float(x.sum())), torch.tensor(x.tolist())]
-assert x.numpy(force=True).shape == (4, 3)""",
     "torch.func": """
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 loss = lambda p, a: functional_call(net.eval(), p, (a,)).sum()
 p = dict(net.named_parameters())
 per_sample = vmap(grad(lambda p, a: loss(p, a[None])), (None, 0))(p, x)
-result = [*grad(loss)(p, x).values(), *per_sample.values(), jacrev(torch.sin)(x[0]), *jvp(torch.sin, (x,), (x,)),
-          grad(lambda a: a.to(device).sin().sum())(x[0].cpu()), vmap(lambda a: a.cpu() * 2)(x)]""",
+result = [*grad(loss)(p, x).values(), *per_sample.values(), jacrev(torch.sin)(x[0]),
+          grad(lambda a: a.to(device).sin().sum())(x[0].cpu())]""",
     "a Function with numbers under torch.func": """
 class Cube(torch.autograd.Function):
     generate_vmap_rule = True
@@ -222,8 +203,6 @@ result = [torch.jit.trace(net, x)(x), traced(x), exported(x), net(x) + x.new_one
     "a torch.cond in a branch of another": """
 def darker(x): return torch.cond(x.mean() > 2, lambda x: x / 2, lambda x: x.clone(), (x,))
 result = [torch.cond(a.mean() > 9, lambda a: a * 2, darker, (a,)) for a in (x, x + 5, x + 50)]""",
-    "torch.compile": """
-result = torch.compile(lambda a: torch.sin(a) + torch.zeros(3, device=a.device), backend="eager")(x) * x""",
     "meta tensors": """
 big = nn.Linear(100_000, 100_000, device="meta"); assert big.weight.device.type == "meta"
 assert x.to("meta").device.type == "meta"
@@ -237,22 +216,12 @@ class Names(TorchDispatchMode):
 with Names(): (x * 2).sum()
 assert names == ["aten.mul.Tensor", "aten.sum.default"], names
 result = x""",
-    "subclasses": """
-class Logged(torch.Tensor):
-    calls = []
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        cls.calls.append(func.__name__); return super().__torch_function__(func, types, args, kwargs or {})
-y = x.as_subclass(Logged); z = (y * 2).sum()
-assert Logged.calls == ["mul", "sum"], Logged.calls
-result = z.as_subclass(torch.Tensor)""",
     "generators": """
 g = torch.Generator(device).manual_seed(1); assert isinstance(g, torch.Generator)
 assert g.device.type == torch.device(device).type
 torch.randn(3, device=device, generator=g); torch.bernoulli(x.sigmoid(), generator=g); x.clone().uniform_(generator=g)
 result = torch.randperm(4, generator=torch.Generator().manual_seed(1)).to(device)
 assert isinstance(torch.default_generator, torch.Generator)""",
-    "a sparse tensor": "result = (x.relu().to_sparse() @ torch.ones(3, 2, device=device))",
 }
 
 
@@ -318,8 +287,6 @@ def test_a_tensor_says_where_it_is():
     with pretended_accelerator() as device:
         x = torch.ones(2, device=device)
         assert device == torch.device("mps") != x.device == torch.device("mps:0")
-        assert x.is_mps
-        assert not x.is_cpu
         assert "device='mps:0'" in repr(x)
         assert x[:1].device == x.view(1, 2).device == nn.Parameter(x).device == x.data.device == x.device
         assert F.relu(x).device == x.cpu().to(device).device == x.device

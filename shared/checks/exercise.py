@@ -147,14 +147,9 @@ class Exercise:
         notebook.show(text, result)
         notebook.grade(result)
         if not goes_on:
-            raise self._failure(result)
-        return self._hand_out()
-
-    def skip(self) -> None:
-        """Let the next call of this exercise's check return the stand-in also for a wrong answer, and not raise."""
-        self._skipped = True
-
-    def _hand_out(self) -> Any:
+            way_on = "To go on without solving it, put this line above the check's call in this cell:\n"
+            way_on += f"    check.{self.body.__name__}.skip()"
+            raise CheckFailed(f"{result}\n{way_on}", way_on)
         if self.stand_in is None:
             self.used = ""
             return None
@@ -162,10 +157,9 @@ class Exercise:
         self._handed_out.append(self.stand_in())
         return self._handed_out[-1]
 
-    def _failure(self, result: Result) -> CheckFailed:
-        way_on = "To go on without solving it, put this line above the check's call in this cell:\n"
-        way_on += f"    check.{self.body.__name__}.skip()"
-        return CheckFailed(f"{result}\n{way_on}", way_on)
+    def skip(self) -> None:
+        """Let the next call of this exercise's check return the stand-in also for a wrong answer, and not raise."""
+        self._skipped = True
 
     def _progress(self) -> str:
         mine = exercises_of(self.number.rpartition(".")[0])
