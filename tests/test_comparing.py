@@ -45,9 +45,10 @@ def test_tensors_that_are_not_close_are_told_with_the_worst_place(got, want, mes
 )
 def test_close_allows_roundings_and_no_more(dtype, near, far):
     one = torch.ones(2, dtype=dtype)
-    for sign in (1, -1):
-        assert not told(one * (1 + sign * near), one, exact=False)
-        assert told(one * (1 + sign * far), one, exact=False)
+    for want in (one, -one, 1000 * one):
+        for sign in (1, -1):
+            assert not told(want * (1 + sign * near), want, exact=False)
+            assert told(want * (1 + sign * far), want, exact=False)
     assert not told(one * (1 + far), one, exact=False, rtol=0.2, atol=0)
     special = torch.tensor([INF, -INF, NAN], dtype=dtype)
     assert not told(special.clone(), special, exact=False)

@@ -92,6 +92,9 @@ def test_the_error_is_printed_short_and_kept_without_its_tensors(capsys):
         fail()
     assert capsys.readouterr().out == "ValueError: this is no good\nsecond ...\n"
     assert str(caught.error).startswith("this is no good")
+    with expect_error():
+        raise RuntimeError("short")
+    assert capsys.readouterr().out == "RuntimeError: short\n"
     gc.collect()
     assert alive[0]() is None
 
