@@ -1,5 +1,6 @@
 """The device a notebook runs on, and one table that says what it is."""
 
+import contextlib
 import os
 import platform
 
@@ -53,7 +54,7 @@ def get_device() -> torch.device:
     becomes the current one, so that what names no number ("cuda", `torch.accelerator.synchronize()`) means it, too.
 
     Raises:
-        DeviceError: COURSE_DEVICE names a device that this machine does not have, or that can't be used.
+        DeviceError: COURSE_DEVICE names a device that this machine does not have.
     """
     request = os.environ.get(DEVICE_VARIABLE)
     pretended = request == PRETENDED
@@ -64,10 +65,7 @@ def get_device() -> torch.device:
     else:
         device = pick_device(request)
     if device.index is not None:
-        try:
-            torch.cuda.set_device(device)
-        except RuntimeError as error:  # taken by another process, or out of order
-            raise DeviceError(f"{DEVICE_VARIABLE}={device} is there but can't be used: {error}") from error
+        torch.cuda.set_device(device)
     rows = {
         "device": f"{device} (pretended)" if pretended else str(device),
         "name": _device_name(device),
@@ -85,13 +83,10 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     # platform.processor() is empty on many Linux systems; /proc/cpuinfo is where the name is.
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.lower().startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from matplotlib.animation import FuncAnimation
 from matplotlib.axes import Axes
@@ -76,8 +75,8 @@ def use_course_style() -> None:
     )
 
 
-def show(alt: str, figure: Figure | None = None) -> None:
-    """Show a figure with a text for those who don't see it, and close it. The last line of a cell that draws.
+def show(alt: str) -> None:
+    """Show the current figure with a text for those who don't see it, and close it. The last line of a cell that draws.
 
     What is stored, and what is made of it (JupyterLab 4.6, nbconvert 7.17, VS Code 1.80 and later):
 
@@ -94,29 +93,33 @@ def show(alt: str, figure: Figure | None = None) -> None:
 
     Args:
         alt: what the figure shows, in a sentence or two.
-        figure: default: the current one.
 
     Raises:
         ValueError: `alt` is empty, or there is no figure.
     """
-    if not isinstance(alt, str) or not alt.strip():
-        raise ValueError("alt is empty: say in a sentence what the figure shows")
-    if figure is None:
-        if not plt.get_fignums():
-            raise ValueError("there is no figure to show: draw one before show(), or pass it as figure=")
-        figure = plt.gcf()
-    alt = " ".join(alt.split())
+    alt = _one_line(alt)
+    if not plt.get_fignums():
+        raise ValueError("there is no figure to show: draw one before show()")
+    figure = plt.gcf()
     try:
         png, width = _png(figure)
-        ipython = sys.modules.get("IPython")
-        if ipython is not None and ipython.get_ipython() is not None:
-            ipython.display.display(
-                {"image/png": png, "text/plain": alt},
-                metadata={"image/png": {"alt": alt, "width": width, "palette": PALETTE}},
-                raw=True,
-            )
+        _display({"image/png": png}, alt, width)
     finally:
         plt.close(figure)  # or the inline backend would show it once more, at the end of the cell
+
+
+def _one_line(alt: str) -> str:
+    if not alt.strip():
+        raise ValueError("alt is empty: say in a sentence what the figure shows")
+    return " ".join(alt.split())
+
+
+def _display(data: dict[str, Any], alt: str, width: int) -> None:
+    """The cell's output; nothing without IPython."""
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
+        metadata = {"image/png": {"alt": alt, "width": width, "palette": PALETTE}}
+        ipython.display.display({**data, "text/plain": alt}, metadata=metadata, raw=True)
 
 
 def show_steps(
@@ -125,7 +128,6 @@ def show_steps(
     frames: Sequence[Any],
     alt: str,
     *,
-    seconds: float = 1.0,
     still: int = -1,
 ) -> None:
     """Show a figure that one can step through, in matplotlib's own player. The last line of a cell that draws.
@@ -139,17 +141,14 @@ def show_steps(
             been cleared; texts that belong to the figure itself stay.
         frames: what `draw` is called with, in order; a frame is a step of what is shown.
         alt: what the figure shows, in a sentence or two.
-        seconds: how long a step lasts while it plays.
         still: the frame of the still picture; default: the last one.
 
     Raises:
         ValueError: `alt` is empty, there are fewer than two frames, or all of them take more than 300 kB.
     """
-    if not isinstance(alt, str) or not alt.strip():
-        raise ValueError("alt is empty: say in a sentence what the figure shows")
+    alt = _one_line(alt)
     if len(frames) < 2:
         raise ValueError(f"{len(frames)} frames: a figure with one state is for show()")
-    alt = " ".join(alt.split())
 
     def cleared(frame: Any) -> tuple:
         for ax in figure.axes:
@@ -158,27 +157,18 @@ def show_steps(
         return ()
 
     try:
-        for dpi in (DPI, SCREEN_DPI):  # less sharp if it doesn't fit otherwise
-            with mpl.rc_context({"savefig.bbox": None, "savefig.dpi": dpi, "animation.embed_limit": 100}):
-                steps = FuncAnimation(figure, cleared, frames=list(frames), init_func=tuple, interval=1000 * seconds)
-                player = _offline(steps.to_jshtml(default_mode="once"))
-            cleared(frames[still])
-            png, width = _png(figure)
-            html = _with_still(player, png, width, round(figure.get_figwidth() * SCREEN_DPI), alt)
-            if len(html) <= STEPS_BYTES:
-                break
-        else:
+        with mpl.rc_context({"savefig.bbox": None, "savefig.dpi": DPI, "animation.embed_limit": 100}):
+            steps = FuncAnimation(figure, cleared, frames=list(frames), init_func=tuple, interval=1000)
+            player = _offline(steps.to_jshtml(default_mode="once"))
+        cleared(frames[still])
+        png, width = _png(figure)
+        html = _with_still(player, png, width, round(figure.get_figwidth() * SCREEN_DPI), alt)
+        if len(html) > STEPS_BYTES:
             raise ValueError(
                 f"{len(frames)} frames take {len(html) / 1000:.0f} kB, the most is {STEPS_BYTES / 1000:.0f} kB: show "
                 "fewer steps, a smaller figure, or less in it"
             )
-        ipython = sys.modules.get("IPython")
-        if ipython is not None and ipython.get_ipython() is not None:
-            ipython.display.display(
-                {"text/html": html, "image/png": png, "text/plain": alt},
-                metadata={"image/png": {"alt": alt, "width": width, "palette": PALETTE}},
-                raw=True,
-            )
+        _display({"text/html": html, "image/png": png}, alt, width)
     finally:
         plt.close(figure)
 
@@ -268,14 +258,12 @@ def image_grid(
         size: width of one image in inches.
 
     Raises:
-        ValueError: the shape is none of these, or there are not N titles.
+        ValueError: the shape is none of these.
     """
     if images.dim() == 3:
         images = images.unsqueeze(1)
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ValueError(f"images must be (N, H, W), (N, 1, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
-    if titles is not None and len(titles) != len(images):
-        raise ValueError(f"{len(images)} images, but {len(titles)} titles")
     pixels = images.detach().to("cpu", torch.float32)
     pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
     columns = min(columns, len(images))
@@ -324,9 +312,7 @@ def curves(
     return ax
 
 
-def bars(
-    ax: Axes, values: Mapping[str, float], *, title: str = "", xlabel: str = "", form: str = "{:.3g}", log: bool = False
-) -> Axes:
+def bars(ax: Axes, values: Mapping[str, float], *, title: str = "", xlabel: str = "", form: str = "{:.3g}") -> Axes:
     """Draw horizontal bars, each with its value written beside it, the first on top.
 
     Args:
@@ -334,11 +320,9 @@ def bars(
         values: label → length.
         title, xlabel: texts; the unit belongs into xlabel.
         form: how a value is written.
-        log: logarithmic lengths (all values must be positive).
     """
-    labels = list(values)
-    lengths = np.array([values[label] for label in labels], dtype=float)
-    drawn = ax.barh(labels, lengths, color=[CYCLE[i % len(CYCLE)] for i in range(len(labels))], log=log)
+    lengths = [float(value) for value in values.values()]
+    drawn = ax.barh(list(values), lengths, color=[CYCLE[i % len(CYCLE)] for i in range(len(lengths))])
     ax.bar_label(drawn, [form.format(length) for length in lengths], padding=4)
     ax.invert_yaxis()
     ax.margins(x=0.18)

@@ -41,9 +41,10 @@ from shared.patching import replacing
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
 _HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides
 _BASE = torch._C.TensorBase
+_parse_to = torch._C._nn._parse_to
 
 # operations whose tensors may be on different sides in PyTorch, too
-_MIXED = {"aten::copy_", "aten::_foreach_copy_", "aten::_to_copy", "aten::_pack_padded_sequence", "aten::_ctc_loss"}
+_MIXED = {"aten::copy_", "aten::_foreach_copy_", "aten::_to_copy", "aten::_pack_padded_sequence"}
 _JOINING = {"aten::cat", "aten::stack"}  # here a number on the CPU counts, too
 # what indexing becomes, and where its indices are: they may be on the CPU; `x[index] = 0` becomes index_fill_
 _INDEXING = dict.fromkeys(("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"), 1)
@@ -120,50 +121,30 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
-        ctx.back, ctx.side = _side(inputs[0]), inputs[1]
+        ctx.back = _side(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Move.apply(grad, ctx.back), None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _Move.apply(tangent, ctx.side)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, side: str) -> tuple[Tensor, int]:
-        return _Move.apply(x, side), in_dims[0]
-
-
-def _to(original: Callable, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Tensor.to in all its forms: (device, dtype, ...), (dtype, ...), (other, ...), and keywords."""
-    plain, names = dict(kwargs), ["dtype", "non_blocking", "copy"]
-    device, rest = plain.pop("device", None), args
-    other = plain.pop("other", None)
-    if args and isinstance(args[0], Tensor):
-        other, rest = args[0], args[1:]
-    elif args and isinstance(args[0], torch.dtype):
-        device = device or None
-    elif args:
-        device, rest = args[0], args[1:]
-    if other is not None:
-        device, plain["dtype"] = other.device, other.dtype
-        names = names[1:]
+def _to(original: Callable, self: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+    """Tensor.to in its forms: (device, dtype, ...), (dtype, ...), (other, ...), and keywords."""
+    device, dtype, _, memory_format = _to_of_modules(_parse_to, *args, **kwargs)
     side = _side_of_device(device)
     if side is None:
-        return original(self, *args, **kwargs)
-    plain.update(zip(names, rest, strict=False))
-    dtype = plain.pop("dtype", None) or self.dtype
+        return original(self, *args, copy=copy, **kwargs)
+    dtype = dtype or self.dtype
+    plain = {"memory_format": memory_format} if memory_format else {}
     now = _side(self)
     if _storage(self) is None:
-        return original(self, _HOST, dtype, **plain)
+        return original(self, _HOST, dtype, copy=copy, **plain)
     if now == side or (now == _UNKNOWN and side == _HOST):
-        return original(self, dtype, **plain)
+        return original(self, dtype, copy=copy, **plain)
     if isinstance(self, UninitializedTensorMixin):  # a lazy module's parameter: it has no values that could be copied
         moved = original(self, dtype, copy=True)
         _put(moved, side)
         return moved
-    plain.pop("copy", None)
     if side == _ACCELERATOR:
         return _Move.apply(original(self, dtype, **plain), side)
     return original(_Move.apply(self, side), dtype, **plain)
@@ -199,13 +180,10 @@ def _members() -> dict[str, Any]:
     """What replaces members of torch.Tensor."""
     return {
         "device": property(_get_device),
-        "is_cpu": property(lambda self: self.device.type == "cpu"),
-        "is_mps": property(lambda self: self.device.type == "mps"),
         "grad": property(_BASE.grad.__get__, _set_grad, lambda self: _set_grad(self, None)),
         "to": _wrapped(Tensor.to, _to),
         "cpu": lambda self, memory_format=torch.preserve_format: self.to("cpu", memory_format=memory_format),
         "numpy": _wrapped(Tensor.numpy, _numpy),
-        "type_as": lambda self, other: self.to(other),
     }
 
 
@@ -306,36 +284,17 @@ class _Facts(NamedTuple):
     """What the schema of an operation says."""
 
     name: str
-    written: tuple[int, ...]  # positions of the arguments that it writes into
-    written_names: tuple[str, ...]
+    written: list[tuple[int, str]]  # positions and names of the arguments that it writes into
     generator: bool
-    aliases: bool  # all that it returns shares memory with its arguments
-    alike: bool  # no rule of its own: its tensors are on one side
 
 
-_known: dict[int, tuple[Any, _Facts]] = {}  # by identity: an operation's own hash is slow; kept, so no id comes again
-
-
+@functools.cache
 def _facts(function: Any) -> _Facts:
-    if id(function) not in _known:
-        _known[id(function)] = function, _read_facts(function)
-    return _known[id(function)][1]
-
-
-def _read_facts(function: Any) -> _Facts:
     schema = getattr(function, "_schema", None)  # higher-order operators have none
     name = schema.name if schema else ""
     arguments = schema.arguments if schema else ()
-    written = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
-    generator = any(a.name == "generator" for a in arguments)
-    return _Facts(
-        name,
-        tuple(written),
-        tuple(arguments[i].name for i in written),
-        generator,
-        bool(schema) and all(r.alias_info is not None for r in schema.returns),
-        not (generator or name in _MIXED or name in _INDEXING or name.startswith("c10d::")),
-    )
+    written = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return _Facts(name, written, any(a.name == "generator" for a in arguments))
 
 
 class _Watch(TorchDispatchMode):
@@ -346,14 +305,11 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Watch one operation, and let torch.compile look away meanwhile."""
         compiling = set_eval_frame(None)
-        if compiling is None:
-            return self._watch(function, types, args, kwargs or {})
+        # a torch.cond in a branch of another compiles itself; up to torch 2.12 that fails in here
+        nested = compiling is not None and isinstance(function, torch._ops.HigherOrderOperator)
         try:
-            if isinstance(function, torch._ops.HigherOrderOperator):
-                # a torch.cond in a branch of another compiles itself; up to torch 2.12 that fails in here
-                with torch.compiler.set_stance("force_eager"):
-                    return self._watch(function, types, args, kwargs or {})
-            return self._watch(function, types, args, kwargs or {})
+            with torch.compiler.set_stance("force_eager") if nested else contextlib.nullcontext():
+                return self._watch(function, types, args, kwargs or {})
         finally:
             set_eval_frame(compiling)
 
@@ -363,16 +319,10 @@ class _Watch(TorchDispatchMode):
         if types and any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # what such a tensor is made of comes by later
         facts = _facts(function)
-        if facts.alike and "device" not in kwargs:
-            tensors = _tensors(args) + _tensors(kwargs.values()) if kwargs else _tensors(args)
-            sides = {_side(tensor) for tensor in tensors}
-            if len(sides) == 1:  # as nearly always
-                return self._agreed(function, facts, args, kwargs, sides.pop(), tensors)
         index = _INDEXING.get(facts.name, len(args))  # position
         indices = _tensors(args[index : index + 1])
         read = [*_tensors(args[:index]), *_tensors(args[index + 1 :]), *_tensors(kwargs.values())]
-        written = [args[i] for i in facts.written if i < len(args)]
-        written = _tensors([*written, *(kwargs[name] for name in facts.written_names if name in kwargs)])
+        written = _tensors(args[i] if i < len(args) else kwargs.get(name) for i, name in facts.written)
         side = self._side_of_result(function, facts.name, read, written)
         if side == _HOST and any(_side(index) == _ACCELERATOR for index in indices):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
@@ -393,15 +343,6 @@ class _Watch(TorchDispatchMode):
         if side != _UNKNOWN:
             for tensor in written:
                 if _side(tensor) == _UNKNOWN:
-                    _put(tensor, side)
-        return result
-
-    def _agreed(self, function: Any, facts: _Facts, args: tuple, kwargs: dict, side: str, tensors: list[Tensor]) -> Any:
-        """Run an operation whose tensors are on one side."""
-        result = function(*args, **kwargs)
-        if side != _HOST and not facts.aliases:
-            for tensor in _tensors(result if isinstance(result, (list, tuple)) else (result,)):
-                if not _is_one_of(tensor, tensors):
                     _put(tensor, side)
         return result
 
@@ -507,7 +448,7 @@ def pretended_accelerator() -> Iterator[torch.device]:
                     if operator is not None:  # TorchScript knows functions by their id
                         registered.append(getattr(owner, name))
                         torch.jit._builtins._register_builtin(registered[-1], operator)
-            replace(torch._C._nn, "_parse_to", _wrapped(torch._C._nn._parse_to, _to_of_modules))
+            replace(torch._C._nn, "_parse_to", _wrapped(_parse_to, _to_of_modules))
             replace(torch, "Generator", _Generator)
             replace(FakeTensor, "__new__", staticmethod(_wrapped(FakeTensor.__new__, _new_fake)))
             replace(function, "apply", classmethod(functools.partial(_apply_function, vars(function)["apply"])))

@@ -9,19 +9,14 @@ import torch
 def seed_everything(seed: int = 0) -> None:
     """Seed Python's, NumPy's and PyTorch's global generators, on every device.
 
-    Args:
-        seed: any integer from 0 to 2**32 - 1 (NumPy's limit).
-
     Raises:
-        ValueError: the seed is outside that range.
+        ValueError: NumPy takes seeds from 0 to 2**32 - 1 only.
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
-    random.seed(seed)
     np.random.seed(seed)
+    random.seed(seed)
     torch.manual_seed(seed)  # also seeds every CUDA device and MPS
 
 
-def make_generator(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+def make_generator(seed: int = 0) -> torch.Generator:
     """A generator of its own for a DataLoader or a sampler, so that it does not depend on what ran before."""
-    return torch.Generator(device=device).manual_seed(seed)
+    return torch.Generator().manual_seed(seed)

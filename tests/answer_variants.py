@@ -1,18 +1,11 @@
 """Wrong answers made of the notebook's own: pieces of its text are replaced."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from check_protocol import MODULE
+from check_protocol import sources
 
 from course.lesson_code import fresh_namespace, run_source
-
-
-def sources(number: str) -> dict[str, str]:
-    """The cells of a topic's notebook: id → source."""
-    (path,) = MODULE.glob(f"{number}_*.ipynb")
-    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
 
 
 def variants(number: str, names: Mapping[str, str], given: Mapping[str, Any]) -> Callable[..., Any]:

@@ -64,11 +64,11 @@ class CheckProtocol:
 
     def test_heading_and_check_cell_are_those_of_the_check(self, name):
         check, slug = self.CHECKS[name], _slug(self.TOPIC, name)
-        heading = exercise_form.HEADING.search(_cells(self.TOPIC)[f"{slug}-task"])
+        heading = exercise_form.HEADING.search(sources(self.TOPIC)[f"{slug}-task"])
         assert (
             f"{heading[1]}.{heading[2]}: {heading[3]}, {heading[4]}" == f"{check.number}: {check.title}, {check.points}"
         )
-        assert f"check.{check.body.__name__}(" in _cells(self.TOPIC)[f"{slug}-check"]
+        assert f"check.{check.body.__name__}(" in sources(self.TOPIC)[f"{slug}-check"]
 
     def test_there_are_three_wrong_answers_and_two_other_right_ones(self, name):
         assert len(self.WRONG[name]) >= 3
@@ -107,7 +107,7 @@ class CheckProtocol:
 
     def test_no_hint_gives_the_solution_away(self, name):
         """What a check says of a wrong answer repeats no expression of the solution; folded hints may."""
-        source = _cells(self.TOPIC)[_slug(self.TOPIC, name)]
+        source = sources(self.TOPIC)[_slug(self.TOPIC, name)]
         expressions = _expressions(source)
         for label in self.WRONG[name]:
             for failure in self.rejections(name, label):
@@ -116,7 +116,7 @@ class CheckProtocol:
                 assert not told, f"the hint for {label!r} tells {told}"
 
     def test_hints_to_open_exist(self, name):
-        task = _cells(self.TOPIC)[f"{_slug(self.TOPIC, name)}-task"]
+        task = sources(self.TOPIC)[f"{_slug(self.TOPIC, name)}-task"]
         for label in self.WRONG[name]:
             for see in {failure.see for failure in self.rejections(name, label)}:
                 assert see is None or re.search(rf"<summary>Hint {see}\b", task), f"{label!r}: there is no Hint {see}"
@@ -187,7 +187,8 @@ def _path(topic: str) -> Path:
 
 
 @cache
-def _cells(topic: str) -> dict[str, str]:
+def sources(topic: str) -> dict[str, str]:
+    """The cells of a topic's notebook: id → source."""
     cells = json.loads(_path(topic).read_text(encoding="utf-8"))["cells"]
     return {cell["id"]: "".join(cell["source"]) for cell in cells}
 
@@ -197,7 +198,7 @@ def _slug(topic: str, name: str) -> str:
     """Id of the answer cell that defines `name`."""
     found = [
         id_
-        for id_, source in _cells(topic).items()
+        for id_, source in sources(topic).items()
         if exercise_form.BEGIN in source and re.search(rf"^(?:class|def) {name}\b|^{name} = ", source, re.MULTILINE)
     ]
     assert len(found) == 1, f"{name} is defined in {found}"

@@ -13,10 +13,8 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from shared.checks import notebook, topic_15_03, words
-from shared.checks.exercise import CheckInterrupted, exercise, exercises_of
+from shared.checks.exercise import exercise
 from shared.checks.report import CheckFailed, Item
-
-NAN = float("nan")
 
 
 def _double(x):
@@ -45,10 +43,8 @@ def stub(*args, **options):
     raise NotImplementedError
 
 
-def spoilt(x):
-    y = 2.0 * x
-    y[1, 2] += 1
-    return y
+def half_right(x):
+    return 2.0 * x  # a float also for an integer
 
 
 def test_a_pass_prints_each_item_and_the_progress_and_returns_the_answer(capsys):
@@ -66,22 +62,22 @@ def test_a_pass_prints_each_item_and_the_progress_and_returns_the_answer(capsys)
     tripling(lambda x: 3 * x)
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 exercises, 100 of 100 points"
     with pytest.raises(CheckFailed):
-        doubling(lambda x: 2.0 * x)  # it passed before, and does no longer
+        doubling(half_right)  # it passed before, and does no longer
     tripling(lambda x: 3 * x)
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 2 exercises, 85 of 100 points"
 
 
-def test_a_result_carries_number_title_points_and_items():
-    assert [known.number for known in exercises_of("15-99")] == ["15-99.1", "15-99.2"]
-    right = doubling.run(lambda x: 2 * x)
-    assert (right.exercise, right.title, right.points, right.earned) == ("15-99.1", "Doubling", 30, 30)
-    assert [item.name for item in right.items] == ["doubles", "twice"]
-    assert right.failure is None
-    wrong = doubling.run(lambda x: 2 * x.float())
-    assert (wrong.status, wrong.earned) == ("failed", 15)
+def test_a_result_carries_what_is_told_and_kept():
+    wrong = doubling.run(half_right)
     assert [(item.name, item.passed) for item in wrong.items] == [("doubles", True), ("twice", False)]
-    assert wrong.failure.name == "twice"
+    assert (wrong.title, wrong.failure.name) == ("Doubling", "twice")
     assert wrong.record() == {"exercise": "15-99.1", "status": "failed", "points": 15, "of": 30}
+
+
+def spoilt(x):
+    y = 2.0 * x
+    y[1, 2] += 1
+    return y
 
 
 @pytest.mark.parametrize(
@@ -90,12 +86,10 @@ def test_a_result_carries_number_title_points_and_items():
         (lambda x: x, r"expected: 2 at index \(0, 0\)\s+got:\s+1 at index \(0, 0\), the largest of 6 differences"),
         (spoilt, r"got:\s+3 at index \(1, 2\)"),
         (lambda x: 2 * x[:1], r"expected: shape \(2, 3\)\s+got:\s+shape \(1, 3\)"),
-        (lambda x: 2 * x.double(), "dtype torch.float64"),
         (lambda x: torch.empty_like(x, device="meta"), "device meta"),
         (lambda x: None, "got:.*NoneType"),
-        (lambda x: x * NAN, r"got:\s+nan"),
-        (lambda x: 2 * x.float(), "dtype torch.int64"),
-        (lambda x: undefined(x), "NameError: name 'undefined' is not defined.*undefined"),  # noqa: F821
+        (half_right, "dtype torch.int64"),
+        (lambda x: 2 * y, r"(?s)NameError: name 'y' is not defined.*is the name misspelt, or not defined"),  # noqa: F821
         (lambda x: exit(), "SystemExit"),
     ],
 )
@@ -106,43 +100,21 @@ def test_a_failure_says_what_and_where(answer, message):
 
 
 def test_a_failure_names_the_folded_hint_to_open():
-    assert doubling.run(lambda x: x).failure.see == 2
     assert "hint:     multiply; open Hint 2 of the task" in str(doubling.run(lambda x: x))
     assert Item("i", False, hint="why?", see=2).advice == "why? Open Hint 2 of the task"
     assert Item("i", False, see=2).advice == "open Hint 2 of the task"
-    assert "open Hint" not in str(doubling.run(lambda x: 2 * x.float()))
+    assert "open Hint" not in str(doubling.run(half_right))
 
 
-def test_jupyter_shows_points_and_the_way_on_below_the_report_and_no_traceback(capsys):
-    with pytest.raises(CheckFailed) as failure:
-        doubling(lambda x: x)
-    assert "Exercise 15-99.1 · Doubling: failed, 0 of 30 points" in capsys.readouterr().out
-    assert failure.value._render_traceback_() == [
-        "0 of 30 points",
-        "To go on without solving it, put this line above the check's call in this cell: check.doubling.skip()",
-    ]
-
-
-def test_a_skipped_exercise_is_still_judged_but_hands_out_its_stand_in_and_raises_nothing(capsys):
+def test_a_skipped_exercise_is_judged_but_hands_out_its_stand_in_until_its_line_is_gone(capsys):
     doubling.skip()
-    assert doubling(lambda x: 2.0 * x) is _double
+    assert doubling(half_right) is _double
     said = capsys.readouterr().out
     assert "failed, 15 of 30 points" in said
     assert said.splitlines()[-1] == "  the cells below use the course's answer: 2 * x"
     assert doubling.used == "stand-in: 2 * x"
-    right = lambda x: 2 * x  # noqa: E731
-    assert doubling(right) is right
-
-
-def test_a_skip_ends_when_its_line_is_gone():
-    doubling.skip()
-    doubling(spoilt)
     with pytest.raises(CheckFailed):
-        doubling(spoilt)
-
-
-def test_a_misspelt_name_is_said():
-    assert "is the name misspelt, or not defined yet?" in str(doubling.run(lambda x: 2 * y))  # noqa: F821
+        doubling(half_right)
 
 
 def test_only_a_bare_notimplementederror_is_a_stub(capsys):
@@ -162,34 +134,10 @@ def test_only_a_bare_notimplementederror_is_a_stub(capsys):
         "  the cells below use the course's answer: 2 * x",
     ]
     assert tripling(stub) is None
-    assert capsys.readouterr().out.splitlines()[0] == "Exercise 15-99.2 · Tripling: not attempted yet"
-    assert doubling.run(stub).earned == 0
     with pytest.raises(CheckFailed, match="Could not run"):
         doubling(torchs_own)
     with pytest.raises(CheckFailed, match="still raises NotImplementedError"):
         doubling(half)
-
-
-def test_a_stand_in_that_comes_back_is_not_attempted(capsys):
-    """As in a notebook whose check cell, `double = check.doubling(double)`, is run twice."""
-    double = doubling(stub)
-    double = doubling(double)
-    assert double is _double
-    assert capsys.readouterr().out.count("not attempted yet") == 2
-    assert notebook.REMEMBERED["15-99.1"] == 0
-
-
-@pytest.mark.parametrize("check", [topic_15_03.summarize, topic_15_03.convert])
-def test_a_stand_in_of_the_course_comes_back_unjudged(check, capsys):
-    stand_in = check(stub)
-    check(stand_in)
-    assert capsys.readouterr().out.count("not attempted yet") == 2
-
-
-def test_a_stand_in_has_a_name():
-    for arguments in ({"stand_in": lambda: 1}, {"stand_in_name": "one"}):
-        with pytest.raises(ValueError, match="together"):
-            exercise("15-97.1", "x", points=1, demands=1, **arguments)
 
 
 def test_what_a_stub_fulfils_already_is_no_sign_of_an_attempt():
@@ -200,57 +148,52 @@ def test_what_a_stub_fulfils_already_is_no_sign_of_an_attempt():
     assert exercise("15-97.2", "x", points=1, demands=1)(body).run(stub).status == "not attempted"
 
 
+@pytest.mark.parametrize("check", [doubling, topic_15_03.summarize, topic_15_03.convert])
+def test_a_stand_in_that_comes_back_is_not_attempted(check, capsys):
+    """As in a notebook whose check cell, `double = check.doubling(double)`, is run twice."""
+    stand_in = check(stub)
+    check(stand_in)
+    assert capsys.readouterr().out.count("not attempted yet") == 2
+    assert notebook.REMEMBERED[check.number] == 0
+
+
 # ---------------------------------------------------------------- whose mistake
 
 
-def in_checks(source, **names):
-    """Code that counts as the checks' own, since its file lies there."""
-    exec(compile(source, words.__file__, "exec"), names)
-    return names
+def in_checks(*lines):
+    """A check whose code counts as the course's own, since its file lies there."""
+    names = {}
+    exec(compile("\n    ".join(["def body(trial, answer):", *lines]), words.__file__, "exec"), names)
+    return exercise("15-97.4", "x", points=9, demands=3, stand_in=lambda: _double, stand_in_name="2 * x")(names["body"])
 
 
 def test_an_exception_of_the_checks_own_code_is_not_the_students():
-    body = in_checks("def body(trial, answer):\n    with trial.group('two'):\n        undefined_name")["body"]
-    made = exercise("15-97.4", "x", points=10, demands=1, stand_in=lambda: _double, stand_in_name="2 * x")(body)
+    made = in_checks("with trial.group('two'): undefined_name")
     result = made.run(lambda x: 2 * x)
     assert (result.status, result.earned) == ("check broken", 0)
-    assert "the check itself failed" in str(result)
-    assert "report" in str(result)
     assert "WRONG" not in str(result)
-    with pytest.raises(CheckFailed, match="the check itself failed"):
+    with pytest.raises(CheckFailed, match=r"(?s)the check itself failed.*Please\s+report this"):
         made(lambda x: 2 * x)
 
 
 def test_an_exception_on_what_the_answer_returns_is_the_students():
-    body = in_checks("def body(trial, answer):\n    with trial.group('two'):\n        answer(1).bit_length()")["body"]
-    made = exercise("15-97.5", "x", points=10, demands=1, stand_in=lambda: _double, stand_in_name="2 * x")(body)
-    result = made.run(lambda x: None)
-    assert result.status == "failed"
-    assert result.failure.name == "two"
+    result = in_checks("with trial.group('two'): answer(1).bit_length()").run(lambda x: None)
+    assert (result.status, result.failure.name) == ("failed", "two")
     assert "'NoneType' object has no attribute 'bit_length'" in result.failure.got
 
 
 def test_what_breaks_after_a_failure_could_not_be_judged():
-    source = (
-        "def body(trial, answer):\n    trial.equal('one', answer, 1)\n    with trial.group('two'):\n        answer.x\n"
+    made = in_checks(
+        "trial.equal('one', answer, 1)",
+        "with trial.group('two'): answer.x",
+        "trial.equal('three', 3, 3)",
     )
-    body = in_checks(source + "    trial.equal('three', 3, 3)")["body"]
-    result = exercise("15-97.6", "x", points=9, demands=3)(body).run(0)
+    result = made.run(0)
     assert [(item.name, item.passed) for item in result.items] == [("one", False), ("three", True)]
     assert (result.earned, result.unjudged) == (3.0, 1)
 
 
 # ---------------------------------------------------------------- interrupts and endless answers
-
-
-def test_an_interrupt_is_told_in_a_line_with_the_students(capsys):
-    def interrupted(x):
-        raise KeyboardInterrupt
-
-    with pytest.raises(CheckInterrupted) as raised:
-        doubling(interrupted)
-    (line,) = raised.value._render_traceback_()
-    assert re.fullmatch(r"Exercise 15-99\.1: interrupted in interrupted, line \d+: raise KeyboardInterrupt", line)
 
 
 def test_an_endless_answer_ends_with_the_line_where_it_was():
@@ -268,7 +211,8 @@ def test_an_answer_that_catches_everything_is_told_to_end_again_and_again():
     caught = []
 
     def stubborn(x):
-        while len(caught) < 2:
+        began = time.monotonic()
+        while len(caught) < 2 and time.monotonic() < began + 30:
             try:
                 time.sleep(0.01)
             except BaseException:
@@ -280,64 +224,23 @@ def test_an_answer_that_catches_everything_is_told_to_end_again_and_again():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal")
-def test_a_wait_without_end_ends_too_and_the_timer_is_gone_afterwards():
+def test_a_wait_without_end_ends_too_and_the_alarm_goes_back_to_whoever_had_it():
+    before = signal.getsignal(signal.SIGALRM)
     result = doubling.run(lambda x: threading.Event().wait(), seconds=0.3)
     assert "the answer comes to an end" in str(result)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert doubling.run(lambda x: 2 * x).status == "passed"
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer signal")
-def test_a_check_gives_the_alarm_back_to_whoever_had_it():
-    before = signal.getsignal(signal.SIGALRM)
-    assert doubling.run(lambda x: 2 * x).status == "passed"
     assert signal.getsignal(signal.SIGALRM) is before
 
 
 def test_off_the_main_thread_a_check_has_no_limit_but_works():
     found = []
-    thread = threading.Thread(target=lambda: found.append(doubling.run(lambda x: 2 * x).status))
+    thread = threading.Thread(target=lambda: found.append(doubling.run(_double).status))
     thread.start()
     thread.join(30)
     assert found == ["passed"]
 
 
-# ---------------------------------------------------------------- state
-
-
-def test_random_state_and_grad_mode_are_the_callers_again():
-    def draws():
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    def seed():
-        random.seed(3)
-        np.random.seed(3)
-        torch.manual_seed(3)
-
-    seed()
-    want = draws()
-    seed()
-    inside = []
-
-    def answer(x):
-        inside.append((*draws(), torch.is_grad_enabled()))
-        return 2 * x
-
-    with torch.no_grad():
-        assert doubling.run(answer).status == "passed"
-        assert not torch.is_grad_enabled()
-    first = list(inside)
-    assert draws() == want
-    inside.clear()
-    doubling.run(answer)
-    assert inside == first, "a check is the same in every run"
-    assert all(enabled for *_, enabled in inside)
-    inside.clear()
-    doubling.run(answer, seed=7)
-    assert inside != first, "another seed, other cases"
-
-
-def test_ipython_shows_an_interrupt_in_one_line_and_a_failure_without_a_traceback(capsys):
+def test_jupyter_shows_no_traceback_of_a_failure_or_of_an_interrupt_but_the_way_on(capsys):
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     shell.user_ns["check"] = doubling
@@ -350,5 +253,37 @@ def test_ipython_shows_an_interrupt_in_one_line_and_a_failure_without_a_tracebac
         InteractiveShell.clear_instance()
         shell.history_manager.end_session()
     assert re.fullmatch(r"Exercise 15-99\.1: interrupted in endless, line 2: raise KeyboardInterrupt\n", interrupted)
-    assert failed.rstrip().endswith("put this line above the check's call in this cell: check.doubling.skip()")
-    assert "Traceback" not in failed
+    assert failed.startswith("Exercise 15-99.1 · Doubling: failed, 0 of 30 points\n  WRONG  doubles\n")
+    assert "put this line above the check's call in this cell:" in failed.splitlines()[-2]
+    assert failed.splitlines()[-1].strip() == "check.doubling.skip()"
+
+
+def test_random_state_and_grad_mode_are_the_callers_again():
+    def draws():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    def seed():
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+
+    def seen(**options):
+        inside = []
+
+        def answer(x):
+            inside.append((*draws(), torch.is_grad_enabled()))
+            return 2 * x
+
+        with torch.no_grad():
+            doubling.run(answer, **options)
+            assert not torch.is_grad_enabled()
+        return inside
+
+    seed()
+    want = draws()
+    seed()
+    first = seen()
+    assert draws() == want
+    assert seen() == first, "a check is the same in every run"
+    assert all(enabled for *_, enabled in first)
+    assert seen(seed=7) != first, "another seed, other cases"

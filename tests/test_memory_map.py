@@ -26,7 +26,7 @@ HISTORY = [
 ]
 
 
-def test_a_history_by_hand():
+def test_a_history_by_hand_is_laid_out_and_drawn():
     found = memory_map(HISTORY)
     assert (found.small, found.top) == (2 * MIB, 22 * MIB)  # the small pool lies at the bottom
     assert [tuple(span) for span in found.blocks] == [
@@ -39,6 +39,18 @@ def test_a_history_by_hand():
     assert found.active == [0, 0, 3 * MIB, 3 * MIB, 3 * MIB + 512, 512, MIB + 1024, MIB + 1024]
     moment, parts = at_peak(found)
     assert (moment, dict(parts)) == (3, {"parameter": 3 * MIB, "batch": 512})
+
+    found.blocks.reverse()  # the order of deaths is another; names are in that of births
+    figure, ax = plt.subplots()
+    draw_map(ax, found, "by hand", names=["a", "b", "c"])
+    texts = {text.get_text(): text.get_position() for text in ax.texts}
+    assert (texts["a"], texts["b"], texts["c"][0]) == ((2.5, 3.5), (5.0, 256 / MIB), 6.0)
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert named == ["parameter", "batch", "block", "reserved, free"]
+    draw_map(ax, memory_map([]), "nothing")
+    many = [HISTORY[0], *(event("alloc", BIG + k * 512, 512) for k in range(300))]
+    draw_map(ax, memory_map(many), "many", legend=False)
+    plt.close(figure)
 
 
 def test_what_was_there_before_is_drawn_from_the_start_and_counts():
@@ -58,19 +70,6 @@ def test_what_was_there_before_is_drawn_from_the_start_and_counts():
     assert at_peak(memory_map([event("free_completed", BIG)], before)) == (0, {"there before": 4 * MIB})
 
 
-def test_names_stand_in_the_blocks_in_the_order_of_birth():
-    found = memory_map(HISTORY)
-    assert [span.birth for span in found.blocks] == [1, 3, 5]
-    found.blocks.reverse()  # the order of deaths is another
-    figure, ax = plt.subplots()
-    draw_map(ax, found, "", names=["a", "b", "c"])
-    texts = {text.get_text(): text.get_position() for text in ax.texts}
-    assert texts["a"] == (2.5, 3.5)
-    assert texts["b"] == (5.0, 256 / MIB)
-    assert texts["c"][0] == 6.0
-    plt.close(figure)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
     """Segments come and go at the same addresses, with other sizes."""
@@ -78,15 +77,13 @@ def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
     for _ in range(300):
         address = dice.randrange(6) * 64 * MIB
         if address in open_:
-            for block in open_.pop(address):
-                trace.append(event("free_completed", block))
+            trace += [event("free_completed", block) for block in open_.pop(address)]
             trace.append(event("segment_free", address))
         else:
             size = dice.choice((2 * MIB, 20 * MIB, 64 * MIB))
             trace.append(event("segment_alloc", address, size))
-            places = [address + k * size // 4 for k in range(4) if dice.random() < 0.7]
-            open_[address] = places
-            trace += [event("alloc", place, size // 4) for place in places]
+            open_[address] = [address + k * size // 4 for k in range(4) if dice.random() < 0.7]
+            trace += [event("alloc", place, size // 4) for place in open_[address]]
     found = memory_map(trace)
     for spans in (found.blocks, found.segments):
         for k, one in enumerate(spans):
@@ -94,25 +91,13 @@ def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
                 apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
                 assert apart or one.death <= other.birth or other.death <= one.birth
     for block in found.blocks:
-        inside = [
-            s for s in found.segments if s.offset <= block.offset and s.offset + s.size >= block.offset + block.size
-        ]
-        assert any(s.birth <= block.birth and block.death <= s.death for s in inside)
-
-
-def test_maps_are_drawn_empty_small_and_with_many_blocks():
-    _, ax = plt.subplots()
-    draw_map(ax, memory_map([]), "nothing")
-    draw_map(ax, memory_map(HISTORY), "by hand")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "parameter",
-        "batch",
-        "block",
-        "reserved, free",
-    ]
-    many = [HISTORY[0], *(event("alloc", BIG + k * 512, 512) for k in range(300))]
-    draw_map(ax, memory_map(many), "many", legend=False)
-    plt.close()
+        assert any(
+            home.offset <= block.offset
+            and block.offset + block.size <= home.offset + home.size
+            and home.birth <= block.birth
+            and block.death <= home.death
+            for home in found.segments
+        )
 
 
 def test_the_driver_counts_what_is_handed_out():
@@ -125,7 +110,6 @@ def test_the_driver_counts_what_is_handed_out():
     assert driver.malloc(1) not in (first, second)
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.00 KiB")])
-def test_bytes_are_written_as_pytorch_does(size, text):
-    assert pretty_bytes(size) == text
-    assert pretty_bytes(size * MIB) == {"0 bytes": "0 bytes", "1023 bytes": "1023.00 MiB", "1.00 KiB": "1.00 GiB"}[text]
+def test_bytes_are_written_as_pytorch_does():
+    sizes = (0, 1023, 1024, 1023 * MIB, 1024 * MIB)
+    assert [pretty_bytes(size) for size in sizes] == ["0 bytes", "1023 bytes", "1.00 KiB", "1023.00 MiB", "1.00 GiB"]

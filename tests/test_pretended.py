@@ -46,42 +46,20 @@ class Double(torch.autograd.Function):
 # name: (statements, type, message)
 MISTAKES = {
     "a factory without a device": ("x + torch.ones(4, 3)", RuntimeError, TWO),
-    "a batch that was not moved": ("net(torch.randn(4, 3))", RuntimeError, TWO),
-    "a batch of a loader": ("for (b,) in DataLoader(TensorDataset(torch.randn(8, 3)), 4): net(b)", RuntimeError, TWO),
-    "labels left on the CPU": ("F.cross_entropy(net(x), labels.cpu())", RuntimeError, TWO),
-    "a model left on the CPU": ("copy.deepcopy(net).cpu()(x)", RuntimeError, TWO),
-    "a buffer that is a plain attribute": (
-        "class Scale(nn.Module):\n"
-        "    def __init__(self): super().__init__(); self.factor = torch.ones(3)\n"
-        "    def forward(self, a): return a * self.factor\n"
-        "Scale().to(device)(x)",
-        RuntimeError,
-        TWO,
-    ),
     "numpy of a tensor": ("x.numpy()", TypeError, NO_NUMPY),
-    "np.asarray of a tensor": ("np.asarray(x)", TypeError, NO_NUMPY),
     "a plot of a tensor": (
         "import matplotlib; matplotlib.use('Agg')\nimport matplotlib.pyplot as plt; plt.plot(x[:, 0])",
         TypeError,
         NO_NUMPY,
     ),
-    "an image of a tensor": ("import matplotlib.pyplot as plt; plt.imshow(x)", TypeError, NO_NUMPY),
     "an index on the device": ("torch.ones(4)[labels]", RuntimeError, "indices should be either on cpu"),
-    "a mask on the device": ("torch.ones(4, 3)[x > 0]", RuntimeError, "indices should be either on cpu"),
     "values from the CPU": ("x[labels] = torch.ones(4, 3)", RuntimeError, "same device|on the same device"),
-    "gather with an index from the CPU": ("x.gather(1, torch.zeros(4, 1).long())", RuntimeError, TWO),
     "a total on the CPU": ("total = torch.zeros(())\ntotal += x.sum()", RuntimeError, TWO),
     "out= on the CPU": ("torch.add(x, x, out=torch.empty(4, 3))", RuntimeError, TWO),
-    "cat": ("torch.cat([x, torch.zeros(1, 3)])", RuntimeError, TWO),
     "stack of numbers": ("torch.stack([x.sum(), torch.tensor(1.0)])", RuntimeError, TWO),
     "a generator on the CPU": ("torch.randn(3, device=device, generator=torch.Generator())", RuntimeError, "generator"),
     "a generator on the device": ("torch.randperm(5, generator=torch.Generator(device))", RuntimeError, "generator"),
     "a generator in place": ("x.normal_(generator=torch.Generator())", RuntimeError, "generator"),
-    "a loader's generator": (
-        "next(iter(DataLoader(TensorDataset(torch.ones(4)), shuffle=True, generator=torch.Generator(device))))",
-        RuntimeError,
-        "generator",
-    ),
     "a factory in backward": (
         "Double.backward = staticmethod(lambda ctx, grad: grad * torch.full((4, 3), 2.0))\n"
         "Double.apply(w).sum().backward()",
@@ -93,23 +71,7 @@ MISTAKES = {
         RuntimeError,
         "returned an invalid gradient at index 0 - expected device .* but got cpu",
     ),
-    "a factory in a hook": (
-        "w.register_hook(lambda grad: grad * torch.ones(3))\n(w * x).sum().backward()",
-        RuntimeError,
-        TWO,
-    ),
-    "numpy in a module's hook": (
-        "net[0].register_forward_hook(lambda m, i, o: o.detach().numpy().mean())\nnet(x)",
-        TypeError,
-        NO_NUMPY,
-    ),
     "a gradient that is assigned": ("w.grad = torch.ones(4, 3)", RuntimeError, "located on a different device"),
-    "an optimizer whose state was left": (
-        "average = [torch.zeros(p.shape) for p in net.parameters()]\n"
-        "torch._foreach_lerp_(average, list(net.parameters()), 0.1)",
-        RuntimeError,
-        TWO,
-    ),
     "in a thread": (
         "caught = []\n"
         "def work():\n"
@@ -120,41 +82,28 @@ MISTAKES = {
         RuntimeError,
         TWO,
     ),
-    "under torch.func": ("torch.func.grad(lambda a: (a * torch.ones(3)).sum())(x[0])", RuntimeError, TWO),
     "under vmap": ("torch.func.vmap(lambda a: a @ torch.ones(3))(x)", RuntimeError, TWO),
 }
 
 FLOAT64 = {  # on a Mac's GPU
-    "double": "x.double()",
-    "to, by position": "x.to(torch.float64)",
     "to, by keyword": "x.to(dtype=torch.float64)",
     "a factory": "torch.zeros(3, dtype=torch.float64, device=device)",
     "data of NumPy": "torch.tensor(np.ones(3), device=device)",
     "moved": "torch.from_numpy(np.ones(3)).to(device)",
-    "moved as it is": "torch.as_tensor(np.ones(3), device=device)",
     "a module": "net.double()",
-    "gradcheck": "torch.autograd.gradcheck(torch.sin, w.double())",
 }
 
 # each ends in `result`
 RIGHT = {
-    "training": """
-optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-for _ in range(3):
-    optimizer.zero_grad(); loss = F.cross_entropy(net(x), labels); loss.backward(); optimizer.step()
-result = [loss, *net.parameters()]""",
     "training, foreach and clipping": """
 optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
 loss = F.cross_entropy(net(x), labels); loss.backward()
 norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1, foreach=True); optimizer.step()
 result = [norm, *net.parameters()]""",
-    "batches of a loader": """
-loader = DataLoader(TensorDataset(torch.arange(24.0).view(8, 3)), 4, shuffle=True)
-result = torch.cat([net.eval()(b.to(device)) for (b,) in loader])""",
     "all ways to move": """
 cpu = torch.ones(2, 2)
-ways = [cpu.to(device), cpu.to(device=device), cpu.to(str(device)), cpu.to(x), cpu.to(other=x), cpu.type_as(x),
-        cpu.to(device, torch.float32), cpu.to(device, torch.float32, True, True), cpu.to(device, copy=True),
+ways = [cpu.to(device), cpu.to(device=device), cpu.to(str(device)), cpu.to(x),
+        cpu.to(device, torch.float32), cpu.to(device, torch.float32, True), cpu.to(device, copy=True),
         cpu.double().to(device, torch.float32), cpu.to(device, memory_format=torch.contiguous_format), cpu.int().to(x),
         torch.as_tensor(cpu, device=device), torch.asarray(cpu, device=device), x.new_tensor([[1.0, 1], [1, 1]])]
 assert all(way.device == x.device for way in ways), [way.device for way in ways]
@@ -170,6 +119,7 @@ result = nn.Conv2d(3, 2, 3).to(device, memory_format=torch.channels_last)(last)"
     "indices": """
 rows = torch.tensor([0, 2])
 y = x.clone(); y[rows] = 0.0; y[rows.to(device)] += 1; y[y > 1] = torch.tensor(5.0); y[0] = torch.ones(3, device=device)
+assert x.numpy(force=True).shape == (4, 3)
 result = [x[rows], x[labels], x[x > 0], x[[0, 1]], x[rows.to(device), 0], x[:, None], x[0, labels[0]], y]""",
     "numbers on the CPU": """
 y = x * torch.tensor(2.0) + np.float64(1.5) - torch.tensor(1.0, dtype=torch.float64); y.mul_(torch.tensor(0.5))
@@ -191,14 +141,6 @@ result = torch.stack(made)""",
 out = torch.empty(4, 3, device=device); torch.mul(x, 2, out=out); out.add_(x).relu_(); out.copy_(torch.ones(4, 3))
 host = torch.empty(4, 3); host.copy_(x); host += torch.ones(4, 3)
 result = [out, host]""",
-    "operations that make tensors inside": """
-a = torch.randn(4, 3, device=device, requires_grad=True)
-values = [a.max(0).values, a.cumprod(1), a.prod(1), a.gather(1, labels[:, None]), a.unbind(1)[0], a.sort(1).values,
-          F.one_hot(labels, 3) * a, F.layer_norm(a, (3,)), F.softplus(a), a.var(0), torch.einsum("ij,kj->ik", a, a),
-          F.max_pool1d(a[None], 2), a.kthvalue(2).values, torch.logsumexp(a, 1), a.index_select(0, labels), a.norm(),
-          F.multi_margin_loss(a, labels), torch.cdist(a, a + 1), F.embedding(labels, a), a.diagonal(), a.median()]
-sum(v.sum() for v in values).backward()
-result = [*values, a.grad]""",
     "backward and second derivatives": """
 (g,) = torch.autograd.grad((w.cpu() ** 3).sum() + (w * x).sum(), w, create_graph=True)
 (h,) = torch.autograd.grad(g.sum(), w)
@@ -215,22 +157,6 @@ class Two(torch.autograd.Function):
 first, _ = Two.apply(w, x.clone().requires_grad_())
 first.sum().backward(); Double.apply(w).sum().backward()
 result = w.grad""",
-    "hooks": """
-seen = {}
-w.register_hook(lambda grad: seen.update(w=grad.cpu().numpy()) or grad * torch.full((3,), 2.0, device=grad.device))
-net[0].register_forward_hook(lambda m, i, o: seen.update(o=o.detach().cpu()))
-net[0].register_full_backward_hook(lambda m, i, o: seen.update(g=o[0].norm().item()))
-(net(x * w)).sum().backward()
-result = [w.grad, seen["o"]]""",
-    "saved on the CPU": """
-with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.device, t.cpu()), lambda pair: pair[1].to(pair[0])):
-    loss = net(x * w).sum()
-loss.backward()
-result = w.grad""",
-    "checkpointing": """
-from torch.utils.checkpoint import checkpoint
-checkpoint(net, x * w, use_reentrant=False).sum().backward()
-result = w.grad""",
     "files": """
 file = io.BytesIO(); torch.save({"net": net.state_dict(), "x": x}, file)
 def load(**options): file.seek(0); return torch.load(file, **options)
@@ -246,18 +172,13 @@ ways = [nn.LazyLinear(2).to(device), nn.LazyLinear(2).to(device).cpu().to(x)]
 with torch.no_grad():
     result = [layer(x) * 0 + layer.weight.sum() * 0 for layer in ways]
 assert all(parameter.device == x.device for layer in ways for parameter in layer.parameters())""",
-    "NumPy and plots": """
-import matplotlib; matplotlib.use("Agg"); import matplotlib.pyplot as plt
-plt.plot(x[:, 0].cpu()); plt.imshow(x.cpu().numpy()); plt.close("all")
-result = [torch.from_numpy(x.cpu().numpy()).to(device), torch.tensor(float(x.sum())), torch.tensor(x.tolist())]
-assert x.numpy(force=True).shape == (4, 3)""",
     "torch.func": """
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 loss = lambda p, a: functional_call(net.eval(), p, (a,)).sum()
 p = dict(net.named_parameters())
 per_sample = vmap(grad(lambda p, a: loss(p, a[None])), (None, 0))(p, x)
-result = [*grad(loss)(p, x).values(), *per_sample.values(), jacrev(torch.sin)(x[0]), *jvp(torch.sin, (x,), (x,)),
-          grad(lambda a: a.to(device).sin().sum())(x[0].cpu()), vmap(lambda a: a.cpu() * 2)(x)]""",
+result = [*grad(loss)(p, x).values(), *per_sample.values(), jacrev(torch.sin)(x[0]),
+          grad(lambda a: a.to(device).sin().sum())(x[0].cpu())]""",
     "a Function with numbers under torch.func": """
 class Cube(torch.autograd.Function):
     generate_vmap_rule = True
@@ -265,16 +186,9 @@ class Cube(torch.autograd.Function):
     setup_context = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
     backward = staticmethod(lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2)
 result = torch.func.vmap(torch.func.grad(Cube.apply))(x[0])""",
-    "gradcheck on the CPU": """
-torch.autograd.gradcheck(Double.apply, w.detach().cpu().double().requires_grad_())
-result = x""",
     "sequences": """
 packed = nn.utils.rnn.pack_padded_sequence(x[..., None], torch.tensor([3, 2, 2, 1]), batch_first=True)
 result = nn.GRU(1, 2).to(device)(packed)[1]""",
-    "attention": """
-layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).to(device)
-mask = nn.Transformer.generate_square_subsequent_mask(3, device=device)
-result = layer(torch.ones(2, 3, 4, device=device), src_mask=mask)""",
     "fake tensors": """
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
@@ -289,8 +203,6 @@ result = [torch.jit.trace(net, x)(x), traced(x), exported(x), net(x) + x.new_one
     "a torch.cond in a branch of another": """
 def darker(x): return torch.cond(x.mean() > 2, lambda x: x / 2, lambda x: x.clone(), (x,))
 result = [torch.cond(a.mean() > 9, lambda a: a * 2, darker, (a,)) for a in (x, x + 5, x + 50)]""",
-    "torch.compile": """
-result = torch.compile(lambda a: torch.sin(a) + torch.zeros(3, device=a.device), backend="eager")(x) * x""",
     "meta tensors": """
 big = nn.Linear(100_000, 100_000, device="meta"); assert big.weight.device.type == "meta"
 assert x.to("meta").device.type == "meta"
@@ -304,22 +216,12 @@ class Names(TorchDispatchMode):
 with Names(): (x * 2).sum()
 assert names == ["aten.mul.Tensor", "aten.sum.default"], names
 result = x""",
-    "subclasses": """
-class Logged(torch.Tensor):
-    calls = []
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        cls.calls.append(func.__name__); return super().__torch_function__(func, types, args, kwargs or {})
-y = x.as_subclass(Logged); z = (y * 2).sum()
-assert Logged.calls == ["mul", "sum"], Logged.calls
-result = z.as_subclass(torch.Tensor)""",
     "generators": """
 g = torch.Generator(device).manual_seed(1); assert isinstance(g, torch.Generator)
 assert g.device.type == torch.device(device).type
 torch.randn(3, device=device, generator=g); torch.bernoulli(x.sigmoid(), generator=g); x.clone().uniform_(generator=g)
 result = torch.randperm(4, generator=torch.Generator().manual_seed(1)).to(device)
 assert isinstance(torch.default_generator, torch.Generator)""",
-    "a sparse tensor": "result = (x.relu().to_sparse() @ torch.ones(3, 2, device=device))",
 }
 
 
@@ -385,8 +287,6 @@ def test_a_tensor_says_where_it_is():
     with pretended_accelerator() as device:
         x = torch.ones(2, device=device)
         assert device == torch.device("mps") != x.device == torch.device("mps:0")
-        assert x.is_mps
-        assert not x.is_cpu
         assert "device='mps:0'" in repr(x)
         assert x[:1].device == x.view(1, 2).device == nn.Parameter(x).device == x.data.device == x.device
         assert F.relu(x).device == x.cpu().to(device).device == x.device

@@ -13,6 +13,16 @@ def judged(body):
     return exercise("15-93.1", "Word", points=1, demands=1)(lambda trial, answer: body(trial)).run(None)
 
 
+def sampled(answer, reference, *cases, **options):
+    """The status of a check that calls both on the cases."""
+
+    def body(trial):
+        with trial.group("the same"):
+            samples(trial, answer, reference, cases, **options)
+
+    return judged(body).status
+
+
 def refuse():
     raise ValueError("layer nowhere")
 
@@ -29,31 +39,29 @@ def refuse():
 )
 def test_raises_wants_the_kind_and_one_of_the_words(action, words, status):
     assert judged(lambda trial: raises(trial, "a case", action, ValueError, *words)).status == status
-
-
-def test_outcome_is_the_exceptions_name():
     assert outcome(refuse) == "ValueError"
     assert outcome(int) == "no exception"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("action", "status"),
     [
-        lambda model: model.eval(),
-        lambda model: model[0].weight.data.add_(1),
-        lambda model: model[0].requires_grad_(False),
-        lambda model: model.register_forward_hook(print),
-        lambda model: setattr(model[1], "seen", 1),
+        (lambda model: model(torch.ones(1, 2)), "passed"),
+        (lambda model: model.eval(), "failed"),
+        (lambda model: model[0].weight.data.add_(1), "failed"),
+        (lambda model: model[0].requires_grad_(False), "failed"),
+        (lambda model: model(torch.ones(1, 2)).sum().backward(), "failed"),
+        (lambda model: model.register_forward_hook(print), "failed"),
+        (lambda model: setattr(model[1], "seen", 1), "failed"),
     ],
 )
-def test_unchanged_sees_modes_values_flags_hooks_and_attributes(change):
-    def body(trial, action):
+def test_unchanged_sees_modes_values_flags_gradients_hooks_and_attributes(action, status):
+    def body(trial):
         model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         with trial.group("stays"), unchanged(trial, "a model", model):
             action(model)
 
-    assert judged(lambda trial: body(trial, change)).status == "failed"
-    assert judged(lambda trial: body(trial, lambda model: model(torch.ones(1, 2)))).status == "passed"
+    assert judged(body).status == status
 
 
 def test_script_tells_the_events_before_the_first_difference():
@@ -67,15 +75,18 @@ def test_script_tells_the_events_before_the_first_difference():
         def add(self, n):
             self.total = n
 
-    events = [(f"add({n})", lambda it, n=n: it.add(n)) for n in (1, 2)]
+    class Refuses(Counts):
+        def add(self, n):
+            raise TypeError
 
     def body(trial, answer):
         with trial.group("counts"):
+            events = [(f"add({n})", lambda it, n=n: it.add(n)) for n in (1, 2)]
             script(trial, answer, Counts(), events, lambda it: {"total": it.total})
 
     assert judged(lambda trial: body(trial, Counts())).status == "passed"
-    failed = judged(lambda trial: body(trial, Forgets()))
-    assert "add(1), then add(2)" in str(failed)
+    assert "add(1), then add(2)" in str(judged(lambda trial: body(trial, Forgets())))
+    assert "TypeError" in str(judged(lambda trial: body(trial, Refuses())))
 
 
 def test_derived_gives_the_class_and_ends_the_check_without_it():
@@ -89,53 +100,34 @@ def test_derived_gives_the_class_and_ends_the_check_without_it():
     assert judged(lambda trial: derived(trial, int, "Base")).status == "failed"
 
 
-def mean(x):
-    return x.mean()
-
-
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        (mean, "passed"),
         (lambda x: x.sum() / x.numel(), "passed"),
         (lambda x: x.mean() + 1e-3, "failed"),
         (lambda x: x.double().mean(), "failed"),
         (lambda x: x.mean(0, keepdim=True), "failed"),
-        (lambda x: mean(x.zero_()), "failed"),
+        (lambda x: x.sub_(x.mean()).mean() + x.mean(), "failed"),
         (lambda x: x.mean().item(), "failed"),
         (lambda x: None, "failed"),
         (lambda x: refuse(), "failed"),
     ],
 )
 def test_samples_compares_value_dtype_shape_and_what_was_given(answer, status):
-    def body(trial):
-        with trial.group("the mean"):
-            samples(trial, answer, mean, [Sample(f"{n} numbers", torch.randn(n)) for n in (1, 7)])
-
-    assert judged(body).status == status
+    assert sampled(answer, torch.mean, *(Sample(f"{n} numbers", torch.randn(n)) for n in (1, 7))) == status
 
 
-def test_samples_gives_the_answer_and_the_reference_copies_of_their_own():
+def test_samples_gives_copies_and_options_and_allows_the_room_that_it_is_told():
     given = torch.ones(3)
-
-    def body(trial):
-        with trial.group("zeros"):
-            samples(trial, torch.Tensor.zero_, torch.zeros_like, [Sample("ones", given)], look=lambda y, x: y)
-
-    assert judged(body).status == "passed"
+    assert sampled(torch.Tensor.zero_, torch.zeros_like, Sample("ones", given), look=lambda y, x: y) == "passed"
     assert given.tolist() == [1.0, 1.0, 1.0]
 
-
-def test_samples_passes_options_on_and_allows_the_room_that_it_is_told():
     def nearly(x, dim):
         return x.sum(dim) * (1 + 1e-3)
 
-    def body(trial, **room):
-        with trial.group("a sum"):
-            samples(trial, nearly, torch.sum, [Sample("of rows", torch.ones(2, 3), dim=1)], **room)
-
-    assert judged(lambda trial: body(trial, rtol=1e-2)).status == "passed"
-    assert judged(lambda trial: body(trial, rtol=1e-4)).status == "failed"
+    rows = Sample("of rows", torch.ones(2, 3), dim=1)
+    assert sampled(nearly, torch.sum, rows, rtol=1e-2) == "passed"
+    assert sampled(nearly, torch.sum, rows, rtol=1e-4) == "failed"
 
 
 @pytest.mark.parametrize(
@@ -147,17 +139,12 @@ def test_samples_passes_options_on_and_allows_the_room_that_it_is_told():
     ],
 )
 def test_gradients_of_equal_values_are_compared(answer, status):
-    def body(trial):
-        with trial.group("the gradient of the sine"):
-            x = torch.randn(5, dtype=torch.float64, requires_grad=True)
-            samples(trial, answer, torch.sin, [Sample("5 numbers", x)], look=gradients)
-
-    assert judged(body).status == status
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert sampled(answer, torch.sin, Sample("5 numbers", x), look=gradients) == status
 
 
 def test_gradients_are_zeros_for_an_argument_that_was_not_used():
     x = torch.randn(2, 3, requires_grad=True)
     unused = torch.randn(4, requires_grad=True)
-    found = gradients(x**2, x, unused)
     sent = torch.autograd.grad(x**2, x, torch.linspace(-1.0, 2.0, 6).reshape(2, 3))[0]
-    torch.testing.assert_close(found, [sent, torch.zeros(4)])
+    torch.testing.assert_close(gradients(x**2, x, unused), [sent, torch.zeros(4)])

@@ -25,16 +25,15 @@ def difference(
     if isinstance(want, list | tuple | dict):
         if type(got) is not type(want) and not (type(want) is dict and isinstance(got, dict)):
             return f"a {type(want).__name__}", show(got)
-        keys = [set(range(len(value))) if not isinstance(value, dict) else set(value) for value in (want, got)]
-        if keys[0] != keys[1] and isinstance(want, dict):
-            lacks, has = ([repr(key) for key in one if key not in other] for one, other in ((want, got), (got, want)))
+        if isinstance(want, dict) and got.keys() != want.keys():
+            lacks, has = [key for key in want if key not in got], [key for key in got if key not in want]
             told = [
-                f"{word} {', '.join(keys[:3])}{' …' * (len(keys) > 3)}"
+                f"{word} {', '.join(map(repr, keys[:3]))}{' …' * (len(keys) > 3)}"
                 for word, keys in (("without", lacks), ("with", has))
                 if keys
             ]
             return f"{len(want)} entries", f"{len(got)} entries, {' and '.join(told)}"
-        if keys[0] != keys[1]:
+        if len(got) != len(want):
             return show(want), show(got)
         for key in want if isinstance(want, dict) else range(len(want)):
             found = difference(got[key], want[key], exact=exact, rtol=rtol, atol=atol)
@@ -83,18 +82,16 @@ def _tensors_differ(
         if wanted != found:
             return f"{name} {wanted}", f"{name} {found}"
     got, want = got.cpu(), want.detach().cpu()  # float64 below, which MPS lacks
-    floating = want.is_floating_point() or want.is_complex()
-    same = got == want
-    if floating:
-        same |= got.isnan() & want.isnan()
-        if exact and want.is_floating_point():
-            same &= (got.signbit() == want.signbit()) | want.isnan()  # -0.0 == 0.0, but not bit for bit
     wide = torch.complex128 if want.is_complex() else torch.float64
     error = (got.to(wide) - want.to(wide)).abs().nan_to_num(nan=torch.inf)
-    if not exact and floating:
+    if exact or not (want.is_floating_point() or want.is_complex()):
+        same = (got == want) | (got.isnan() & want.isnan())
+        if want.is_floating_point():
+            same &= (got.signbit() == want.signbit()) | want.isnan()  # -0.0 == 0.0, but not bit for bit
+    else:
         default = _TOLERANCES.get(want.dtype, _TOLERANCES[torch.float32])
         rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
-        same |= want.isfinite() & (error <= atol + rtol * want.to(wide).abs())
+        same = torch.isclose(got.to(wide), want.to(wide), rtol=rtol, atol=atol, equal_nan=True)
     if bool(same.all()):
         return None
     error[same] = -1.0

@@ -18,6 +18,7 @@ and gives nothing of the solution away: a check never tells more than the hints 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,37 +45,28 @@ class CheckInterrupted(KeyboardInterrupt):
         return [str(self)]
 
 
+@dataclass(eq=False, repr=False)
 class Exercise:
     """A check that can be called on an answer.
 
     Attributes:
-        number: e.g. '15-01.1'.
-        title: the exercise's title.
-        points: what it is worth.
+        body: the function of (trial, answer) that judges.
+        number, title, points: e.g. '15-01.1', as in the heading of the notebook's task.
         demands: how many demands it has; each is worth the same share of the points.
+        stand_in, stand_in_name: makes what takes the answer's place, and says what that is.
         used: after a call, what the cells below work with: "your Swish", or "stand-in: F.silu".
     """
 
-    def __init__(
-        self,
-        body: Callable[[Trial, Any], None],
-        number: str,
-        title: str,
-        points: int,
-        demands: int,
-        stand_in: Callable[[], Any] | None,
-        stand_in_name: str,
-    ) -> None:
-        self.body = body
-        self.number = number
-        self.title = title
-        self.points = points
-        self.demands = demands
-        self.stand_in = stand_in
-        self.stand_in_name = stand_in_name
-        self.used = ""
-        self._skipped = False
-        self._handed_out: list[Any] = []
+    body: Callable[[Trial, Any], None]
+    number: str
+    title: str
+    points: int
+    demands: int
+    stand_in: Callable[[], Any] | None
+    stand_in_name: str
+    used: str = ""
+    _skipped: bool = False
+    _handed_out: list[Any] = field(default_factory=list)
 
     def run(self, answer: Any, *, seed: int = SEED, seconds: float = SECONDS) -> Result:
         """Judge an answer without printing or raising. Random state (PyTorch's, NumPy's, Python's) stays as it was.
@@ -155,14 +147,9 @@ class Exercise:
         notebook.show(text, result)
         notebook.grade(result)
         if not goes_on:
-            raise self._failure(result)
-        return self._hand_out()
-
-    def skip(self) -> None:
-        """Let the next call of this exercise's check return the stand-in also for a wrong answer, and not raise."""
-        self._skipped = True
-
-    def _hand_out(self) -> Any:
+            way_on = "To go on without solving it, put this line above the check's call in this cell:\n"
+            way_on += f"    check.{self.body.__name__}.skip()"
+            raise CheckFailed(f"{result}\n{way_on}", way_on)
         if self.stand_in is None:
             self.used = ""
             return None
@@ -170,10 +157,9 @@ class Exercise:
         self._handed_out.append(self.stand_in())
         return self._handed_out[-1]
 
-    def _failure(self, result: Result) -> CheckFailed:
-        way_on = "To go on without solving it, put this line above the check's call in this cell:\n"
-        way_on += f"    check.{self.body.__name__}.skip()"
-        return CheckFailed(f"{result}\n{way_on}", way_on)
+    def skip(self) -> None:
+        """Let the next call of this exercise's check return the stand-in also for a wrong answer, and not raise."""
+        self._skipped = True
 
     def _progress(self) -> str:
         mine = exercises_of(self.number.rpartition(".")[0])
@@ -201,12 +187,7 @@ def exercise(
         demands: how many demands the function judges; guards (`needs`, `call`) don't count.
         stand_in: makes what the cells below use when the exercise was not attempted; None if they need nothing.
         stand_in_name: what the stand-in is, in a word or two.
-
-    Raises:
-        ValueError: a stand-in without a name, or a name without a stand-in.
     """
-    if (stand_in is None) == bool(stand_in_name):
-        raise ValueError(f"exercise {number}: give stand_in and stand_in_name together")
 
     def wrap(body: Callable[[Trial, Any], None]) -> Exercise:
         made = Exercise(body, number, title, points, demands, stand_in, stand_in_name)
@@ -228,10 +209,10 @@ def _raised(error: BaseException, group: str, seconds: float) -> Item:
         return Item(ENDS, False, True, f"an end within {seconds:g} s", describe(error), hint)
     if is_stub(error):
         return Item(RUNS, False, True, "a finished answer", describe(error), UNFINISHED)
-    if isinstance(error, NameError) and students_line(error):
-        return Item(group or RUNS, False, not group, "no exception", describe(error), MISSPELT)
     hint = "if a line of yours is named, run it by itself; else read what the task says of results, "
     hint += "and report the check if yours are right"
+    if isinstance(error, NameError) and students_line(error):
+        hint = MISSPELT
     return Item(group or RUNS, False, not group, "no exception", describe(error), hint)
 
 
