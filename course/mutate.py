@@ -179,13 +179,11 @@ def run(target: Target, workers: int = WORKERS) -> Record:
 def keep_reasons(record: Record, earlier: Record) -> int:
     """Give survivors the reasons that the same changes had; returns how many got one."""
     left = [survivor for survivor in earlier.survivors if survivor.reason.strip()]
-    for same_line in (True, False):
-        for survivor in record.unexplained:
-            for old in left:
-                if old.change == survivor.change and (old.line == survivor.line or not same_line):
-                    survivor.reason = old.reason
-                    left.remove(old)
-                    break
+    for survivor in record.survivors:
+        if same := [old for old in left if old.change == survivor.change]:
+            nearest = min(same, key=lambda old: abs(old.line - survivor.line))
+            survivor.reason = nearest.reason
+            left.remove(nearest)
     return len(record.survivors) - len(record.unexplained)
 
 

@@ -163,26 +163,24 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook):
         {"ex_double": ANSWER.replace("factor() ** x", "x ** factor()")},
         {"setup": SETUP.replace("answer(2), 4", "answer(3), 8")},
         {"ex_double_check": "check.double(lambda x: double(x))"},
-        # the check is the topic's, of which each counts for itself alone
-        {"setup": "from shared.checks import template as check"},
     ):
         assert digest(**change) != first
 
 
-def test_the_digest_of_a_topic_holds_its_check_alone(monkeypatch, tmp_path):
-    topic = syllabus.load().topics["15-06"]
-    checks = tmp_path / "shared" / "checks" / topic.check_file.name
-    checks.parent.mkdir(parents=True)
-    source = topic.check_file.read_text(encoding="utf-8")
-    checks.write_text(source, encoding="utf-8")
+def test_the_digest_changes_with_the_check_and_with_no_other_of_the_topic(notebook, monkeypatch, tmp_path):
     monkeypatch.setattr("course.mutant_trials.ROOT", tmp_path)
-    before = targets(topic.path)
-    name = before[1].check.removeprefix("check.")
-    head = f"def {name}(trial: Trial, answer: Any) -> None:\n"
-    assert head in source
-    checks.write_text(source.replace(head, f"{head}    pass\n"), encoding="utf-8")
-    changed = [one.cell for one, other in zip(targets(topic.path), before, strict=True) if one.digest != other.digest]
-    assert changed == [before[1].cell]
+    checks = tmp_path / "shared" / "checks" / "topic.py"
+    checks.parent.mkdir(parents=True)
+    digests = []
+    for wanted, other in ((4, 1), (4, 2), (5, 1)):
+        checks.write_text(
+            f"WANTED = {wanted}\ndef double(trial, answer):\n    trial.equal('two', answer(2), WANTED)\n"
+            f"def other(trial, answer):\n    return {other}\n",
+            encoding="utf-8",
+        )
+        (target,) = targets(notebook(setup="from shared.checks import topic as check"))
+        digests.append(target.digest)
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_one_can_step_through_a_player_without_a_network(shown, tmp_path):
 
 @pytest.mark.notebook
 def test_lint_has_nothing_to_say_against_a_player(shown):
-    cells = [Cell(0, "c", "code", "", {}, cell.outputs, 1) for cell in shown.cells]
+    cells = [Cell(index, node) for index, node in enumerate(shown.cells)]
     read = SimpleNamespace(code=cells)
     for check in (outputs.outputs, outputs.alternative_text):
         assert list(check(read)) == []

@@ -11,7 +11,10 @@ from course.guard import GUARD
 from course.rules.notebook import Complaint, Notebook, rule
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
-
+ALLOWED = (
+    "allowed are torch, torchvision, numpy, matplotlib, shared and the standard library, "
+    "and anything within `try … except ImportError` in a cell with the tag `optional`"
+)
 MAX_COLUMNS = 100
 FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
@@ -25,21 +28,6 @@ def syntax(notebook: Notebook) -> Iterator[Complaint]:
             yield cell.id, f"is not plain Python, without magics and !, which runs everywhere: {error}"
 
 
-@rule("device-cell")
-def device_cell(notebook: Notebook) -> Iterator[Complaint]:
-    callers = [
-        cell.id
-        for cell in notebook.code
-        for node in ast.walk(cell.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "get_device"
-    ]
-    if "device" not in callers:
-        yield "device", "never calls get_device(); write: device = get_device()"
-    for id_ in callers:
-        if id_ != "device":
-            yield id_, "calls get_device(); only the cell 'device' does, others use the variable device"
-
-
 @rule("imports")
 def imports(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
@@ -47,14 +35,10 @@ def imports(notebook: Notebook) -> Iterator[Complaint]:
         # what such a cell imports within `try` may be missing
         for node in cell.tree.body if optional else ast.walk(cell.tree):
             for name in _imported(node):
-                allowed = name.split(".")[0] in IMPORTABLE
-                if optional and not allowed:
-                    yield cell.id, f"imports {name} outside try … except ImportError, so the notebook needs it"
-                elif not optional and cell.id not in ("course", "setup"):
+                if not optional and cell.id not in ("course", "setup"):
                     yield cell.id, f"imports {name}; only the cell 'setup' imports: move it there"
-                elif not allowed:
-                    known = "torch, torchvision, numpy, matplotlib, shared and the standard library"
-                    yield cell.id, f"imports {name}; allowed are {known}"
+                elif name.split(".")[0] not in IMPORTABLE:
+                    yield cell.id, f"imports {name}, which readers may not have; {ALLOWED}"
 
 
 def _imported(node: ast.AST) -> list[str]:
@@ -82,5 +66,5 @@ def line_length(notebook: Notebook) -> Iterator[Complaint]:
 @rule("folding")
 def folding(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
-        if cell.is_folded != ("hide-input" in cell.tags):
+        if cell.metadata.get("jupyter", {}).get("source_hidden", False) != ("hide-input" in cell.tags):
             yield cell.id, f"is half folded; a folded cell has the metadata {FOLDED}"

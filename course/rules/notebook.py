@@ -37,26 +37,18 @@ def rule(name: str, *, drafts: bool = True) -> Callable[[Check], Check]:
     return enter
 
 
-@dataclass
 class Cell:
     """A cell of a notebook, and what its text or code says."""
 
-    index: int
-    id: str
-    kind: str
-    source: str
-    metadata: dict
-    outputs: list[dict]
-    execution_count: int | None
-
-    @property
-    def tags(self) -> list[str]:
-        return self.metadata.get("tags", [])
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether JupyterLab shows the outputs without the code."""
-        return bool(self.metadata.get("jupyter", {}).get("source_hidden"))
+    def __init__(self, index: int, node: NotebookNode) -> None:
+        self.index = index
+        self.id = node.id
+        self.kind = node.cell_type
+        self.source = node.source
+        self.metadata = node.metadata
+        self.tags = node.metadata.get("tags", [])
+        self.outputs = node.get("outputs", [])
+        self.execution_count = node.get("execution_count")
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -117,18 +109,7 @@ class Notebook:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        return [
-            Cell(
-                index=index,
-                id=cell.id,
-                kind=cell.cell_type,
-                source=cell.source,
-                metadata=cell.metadata,
-                outputs=cell.get("outputs", []),
-                execution_count=cell.get("execution_count"),
-            )
-            for index, cell in enumerate(self.document.cells)
-        ]
+        return [Cell(index, node) for index, node in enumerate(self.document.cells)]
 
     @cached_property
     def by_id(self) -> dict[str, Cell]:
@@ -162,11 +143,6 @@ class Notebook:
             if inside:
                 texts.append(cell.prose)
         return "\n".join(texts)
-
-
-def unfolded(prose: str) -> str:
-    """What a reader sees before opening a fold."""
-    return re.sub(r"<details>.*?</details>", "", prose, flags=re.DOTALL)
 
 
 def first_line(text: str, width: int = 90) -> str:

@@ -55,13 +55,8 @@ def outputs(notebook: Notebook) -> Iterator[Complaint]:
 @rule("checked-output")
 def checked_output(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
-        if "nbval-check-output" not in cell.tags or cell.execution_count is None:
-            continue
-        text = "\n".join(cell.texts)
-        if not text:
+        if "nbval-check-output" in cell.tags and cell.execution_count and not cell.texts:
             yield cell.id, "is tagged nbval-check-output but has no stored text, so nothing is compared; print a result"
-        elif address := re.search(r"\b0x[0-9a-f]{6,}\b", text):
-            yield cell.id, f"prints a memory address, {address[0]}, which differs in every run"
 
 
 @rule("alt")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from course import exercise_form
 from course.edition import EditionError, student_edition
-from course.rules.notebook import Complaint, Notebook, rule, unfolded
+from course.rules.notebook import Complaint, Notebook, rule
 
 
 @rule("exercise-cells")
@@ -51,8 +51,6 @@ def exercise_hints(notebook: Notebook) -> Iterator[Complaint]:
         summaries = re.findall(r"<summary>\s*(.*?)\s*</summary>", task.prose, re.DOTALL)
         if not summaries:
             yield task.id, "has no folded hint; add <details><summary>Hint 1: in a few words</summary> … </details>"
-        if re.search(r"^\W*hints?\b", unfolded(task.prose), re.IGNORECASE | re.MULTILINE):
-            yield task.id, "has a hint in the open; put it inside <details>"
         for place, summary in enumerate(summaries, start=1):
             if not re.match(rf"Hint {place}: \S", summary):
                 yield task.id, f"calls a hint {summary!r}; write 'Hint {place}: …', since checks name hints by number"
