@@ -25,7 +25,7 @@ from course.environment import ROOT
 from course.files import write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
 from course.mutants import mutants
-from course.selection import Selected, SelectionError, select
+from course.selection import SelectionError, select
 from course.settings import positive
 
 KEPT = ROOT / "tests" / "mutants"
@@ -73,26 +73,28 @@ def main(args: argparse.Namespace) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 120
-    try:
-        chosen = choose(args.topics)
-    except (SelectionError, syllabus.SyllabusError) as error:
-        console.print(f"mutate: {error}")
-        return 2
     table = Table("exercise", "", *("mutants", "caught", "equivalent", "score", "seconds", ""), box=None)
     for column in table.columns[2:7]:
         column.justify = "right"
     failed = False
     work: list[tuple[str, list[str], Target]] = []  # the topic, ids of its answer cells, an exercise
-    for selected, numbers in chosen:
-        try:
-            found = targets(selected.path)
-            if unknown := numbers - {target.number for target in found}:
-                raise TargetError(f"{selected.label} has no exercise {min(unknown)}; it has {len(found)}.")
-            wanted = [target for target in found if not numbers or target.number in numbers]
-            work += [(selected.label, [each.cell for each in found], target) for target in wanted]
-        except TargetError as error:
-            console.print(f"mutate: {error}")
-            failed = True
+    try:
+        book = syllabus.load()
+        for name in args.topics or [number for number, topic in book.topics.items() if topic.path.is_file()]:
+            part = re.fullmatch(r"(.+)\.(\d+)", name)
+            for selected in select([part[1] if part else name], book):
+                try:
+                    found = targets(selected.path)
+                    wanted = [target for target in found if not part or target.number == int(part[2])]
+                    if not wanted:
+                        raise TargetError(f"there is no exercise {name}; {selected.label} has {len(found)}.")
+                    work += [(selected.label, [each.cell for each in found], target) for target in wanted]
+                except TargetError as error:
+                    console.print(f"mutate: {error}")
+                    failed = True
+    except (SelectionError, syllabus.SyllabusError) as error:
+        console.print(f"mutate: {error}")
+        return 2
     prepare(target for *_, target in work)
     for label, cells, target in work:
         name = f"{label}.{target.number}"
@@ -115,22 +117,6 @@ def main(args: argparse.Namespace) -> int:
         table.add_row(name, target.cell, *map(str, counts), note)
     console.print(table)
     return int(failed)
-
-
-def choose(names: list[str]) -> list[tuple[Selected, set[int]]]:
-    """The notebooks that are named and exist, each with the numbers of the exercises (none: all). SelectionError."""
-    found: dict[Path, tuple[Selected, set[int]]] = {}
-    for name in names:
-        part = re.fullmatch(r"(.+)\.(\d+)", name)
-        for selected in select([part[1] if part else name], syllabus.load()):
-            if not selected.path.is_file():
-                raise SelectionError(f"{selected.path.name} is not written yet.")
-            numbers = found.setdefault(selected.path, (selected, set()))[1]
-            if part:
-                numbers.add(int(part[2]))
-    if not names:
-        return [(selected, set()) for selected in select([], syllabus.load()) if selected.path.is_file()]
-    return list(found.values())
 
 
 def up_to_date(label: str, cells: list[str], target: Target, args: argparse.Namespace) -> tuple[Record, str]:

@@ -51,10 +51,7 @@ def main(args: argparse.Namespace) -> int:
     open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
-    print("CONTRIBUTING.md says what a notebook should be, and how an exercise is added.")
-    print(
-        'While its row says status = "draft", what is unfinished is no finding and no failure; remove that in the end.'
-    )
+    print("A draft may be unfinished: remove status in the end. CONTRIBUTING.md says what a notebook should be.")
     return 0
 
 
@@ -132,7 +129,6 @@ def slug(title: str) -> str:
 
 def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
     """Put the topic's texts into a template for its {{placeholders}}, and its data set's loader; returns it."""
-    uses = " ".join(warning.text for warning in topic.warnings)
     texts = {
         "number": topic.number,
         "title": topic.title,
@@ -141,7 +137,8 @@ def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
         "time": topic.time,
         "prerequisites": ", ".join(topic.prerequisites) or "none yet",
         "owns": topic.owns,
-        "uses": uses or "nothing yet: name what other topics own, with their numbers",
+        "uses": " ".join(warning.text for warning in topic.warnings)
+        or "nothing yet: name what other topics own, with their numbers",
     }
     for cell in notebook.cells:
         if cell.cell_type == "code":
