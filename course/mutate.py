@@ -165,11 +165,12 @@ def run(target: Target, workers: int = WORKERS) -> Record:
 def keep_reasons(record: Record, earlier: Record) -> int:
     """Give survivors the reasons that the same changes had; returns how many got one."""
     left = [survivor for survivor in earlier.survivors if survivor.reason.strip()]
-    for survivor in record.survivors:
-        if same := [old for old in left if old.change == survivor.change]:
-            nearest = min(same, key=lambda old: abs(old.line - survivor.line))
-            survivor.reason = nearest.reason
-            left.remove(nearest)
+    for same_line in (True, False):
+        for survivor in record.unexplained:
+            for old in left:
+                if old.change == survivor.change and (old.line == survivor.line or not same_line):
+                    survivor.reason = old.reason
+                    break
     return len(record.survivors) - len(record.unexplained)
 
 

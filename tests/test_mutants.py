@@ -10,8 +10,9 @@ import pytest
 
 from course import mutate
 from course.exercise_form import MarkerError
-from course.mutant_trials import TargetError, prepare, targets, try_answer
+from course.mutant_trials import Outcome, TargetError, prepare, targets, try_answer
 from course.mutants import mutants
+from course.mutate import Record, Survivor
 
 
 def results(code, kind=None):
@@ -265,8 +266,11 @@ def test_results_are_kept_with_their_reasons_until_something_changes(command, mo
         kept(reason="the same")
         status, out = command()
         assert (status, "100 %" in out) == (0, True)
+    (record,) = mutate.load("15-99_doubling").values()
+    mutate.save("15-99_doubling", {"ex-gone": record, "ex-double": record})
     status, out = command(f"{command.path}.1", "--fresh")
     assert (status, "unchanged" in out) == (0, False)
+    assert list(mutate.load("15-99_doubling")) == ["ex-double"]
     status, out = command(lesson="FACTOR = 1 + 1")  # tried again, the same survivors
     assert (status, "do its reasons still hold?" in out) == (0, True)
     status, _ = command(ex_double=ANSWER.replace("factor() ** x", "x ** factor()"))
@@ -274,6 +278,30 @@ def test_results_are_kept_with_their_reasons_until_something_changes(command, mo
     status, _ = command(setup=SETUP.replace("answer(2), 4", "answer(3), 8"))
     assert (status, kept()["survivors"]) == (0, [])  # a stricter check
     assert kept()["caught"] == kept()["mutants"] > 0
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(1, 10), (4, 20)])
+def test_a_mutant_has_five_times_the_seconds_of_the_answer_and_ten_at_least(notebook, monkeypatch, seconds, limit):
+    limits = []
+
+    def tried(_target, _answer, limit=None):
+        limits.append(limit)
+        return Outcome("passed", "", seconds)
+
+    monkeypatch.setattr(mutate, "try_answer", tried)
+    (target,) = targets(notebook())
+    mutate.run(target)
+    assert set(limits) == {None, limit}
+
+
+def test_a_reason_is_that_of_the_same_line_first():
+    def record(**reasons):
+        survivors = [Survivor(int(line[1:]), ["- a", "+ b"], reason) for line, reason in reasons.items()]
+        return Record("digest", 3, 0, 1, survivors=survivors)
+
+    new = record(_3="", _4="", _9="")
+    mutate.keep_reasons(new, record(_3="three", _9="nine"))
+    assert [survivor.reason for survivor in new.survivors] == ["three", "", "nine"]
 
 
 @pytest.mark.processes

@@ -103,6 +103,16 @@ def test_refused_without_a_trace(copy, wish, message):
     assert state(folder) == before
 
 
+def test_a_notebook_that_appears_meanwhile_is_not_overwritten(copy, monkeypatch):
+    """Executing the template takes seconds: somebody may have saved the file when it is done."""
+    path = copy[0].parent / "15-91_one.ipynb"
+    monkeypatch.setattr(new, "execute", lambda *_: path.write_text("mine", encoding="utf-8"))
+    with pytest.raises(NewError, match="is there already"):
+        make(copy, "15-91", "One", "algorithm")
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert "15-91" not in load(copy[0]).topics
+
+
 @pytest.mark.notebook
 def test_a_template_that_does_not_run_leaves_nothing(copy, monkeypatch):
     monkeypatch.undo()
