@@ -78,9 +78,10 @@ def hidden_tests(source: str) -> str:
 def without_hidden_tests(source: str) -> str:
     """The cell without its hidden tests and their markers. Raises MarkerError."""
     lines = source.split("\n")
-    for begin, end in reversed(_blocks(source, BEGIN_HIDDEN, END_HIDDEN)):
+    blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
+    for begin, end in reversed(blocks):
         del lines[begin : end + 1]
-    return "\n".join(lines).rstrip("\n")
+    return "\n".join(lines).rstrip("\n") if blocks else source
 
 
 def student_source(source: str) -> str:
