@@ -24,17 +24,14 @@ class MarkerError(ValueError):
 
 def answer_metadata(grade_id: str) -> dict:
     """nbgrader's schema-3 metadata of an answer cell with this id ("ex-swish")."""
-    return _metadata(grade_id, solution=True)
+    kinds = {"grade": False, "locked": False, "solution": True, "task": False}
+    return {"grade_id": grade_id, "schema_version": 3, **kinds}
 
 
 def check_metadata(grade_id: str, points: int) -> dict:
     """nbgrader's schema-3 metadata of a check cell with this id ("ex-swish-check") and these points."""
-    return _metadata(grade_id, grade=True, locked=True, points=points)
-
-
-def _metadata(grade_id: str, **more: bool | int) -> dict:
-    kinds = {"grade": False, "locked": False, "schema_version": 3, "solution": False, "task": False}
-    return {"grade_id": grade_id, **kinds, **more}
+    kinds = {"grade": True, "locked": True, "solution": False, "task": False}
+    return {"grade_id": grade_id, "schema_version": 3, "points": points, **kinds}
 
 
 def solution_blocks(source: str) -> list[tuple[int, int]]:
@@ -71,17 +68,15 @@ def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
 def hidden_tests(source: str) -> str:
     """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does.
 
-    Graders run it after the check of an answer that passed, and an exception in it means no points. Students don't get
-    it.
-    Raises MarkerError as `solution_blocks` does.
+    Graders run it after the check of an answer that passed, and an exception in it means no points. Raises MarkerError.
     """
     lines = source.split("\n")
-    found = [lines[begin + 1 : end] for begin, end in _blocks(source, BEGIN_HIDDEN, END_HIDDEN)]
-    return "\n".join("\n".join(block) for block in found)
+    blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
+    return "\n".join(line for begin, end in blocks for line in lines[begin + 1 : end])
 
 
 def without_hidden_tests(source: str) -> str:
-    """The cell without its hidden tests and their markers. Raises MarkerError as `solution_blocks` does."""
+    """The cell without its hidden tests and their markers. Raises MarkerError."""
     lines = source.split("\n")
     blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
     for begin, end in reversed(blocks):
@@ -96,19 +91,17 @@ def student_source(source: str) -> str:
     since it is in no function.
     """
     lines = source.split("\n")
-    stubs = set()  # lines, from 1, that raise
     for begin, end in reversed(solution_blocks(source)):
         indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
         lines[begin : end + 1] = [indent + line for line in STUB]
-        stubs = {line - (end + 1 - begin) + len(STUB) for line in stubs} | {begin + len(STUB)}
     try:
         tree = ast.parse("\n".join(lines))
     except SyntaxError as error:
-        raise MarkerError(
-            f"without its solution the cell isn't valid Python: line {error.lineno}: {error.msg}"
-        ) from None
+        problem = f"line {error.lineno}: {error.msg}"
+        raise MarkerError(f"without its solution the cell isn't valid Python: {problem}") from None
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    outside = [line for line in stubs if not any(f.lineno < line <= (f.end_lineno or 0) for f in functions)]
-    if outside:
+    inside = {node for function in functions for node in ast.walk(function)}
+    stubs = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and ast.unparse(node) == STUB[1]]
+    if not inside.issuperset(stubs):
         raise MarkerError("a solution outside a function: its stub would raise as soon as the cell runs")
     return "\n".join(lines)

@@ -77,12 +77,14 @@ def answers(
     `edit` is applied to each answer cell's source first: course.exercise_form.student_source makes the stubs.
     `given` are names that answers use and the lesson defines.
     """
-    path, cells = _code_cells(number)
+    path = _path(number)
+    code, found = exercises(path)
     namespace = fresh_namespace(given)
-    for cell in cells:
-        is_answer = cell["metadata"].get("nbgrader", {}).get("solution", False)
-        if is_answer or cell["id"] == "setup":
-            _run(path, cell["id"], edit(cell["source"]) if is_answer else cell["source"], namespace)
+    for cell, source in code.items():
+        if cell in {answer.cell for answer in found}:
+            run_source(edit(source), f"{path.name}#{cell}", namespace)
+        elif cell == "setup":
+            run_source(source, f"{path.name}#{cell}", namespace)
     return _own(namespace)
 
 
@@ -91,15 +93,20 @@ def definitions(number: str, *cells: str) -> dict[str, Any]:
 
     KeyError if there is no such cell.
     """
-    path, found = _code_cells(number)
-    missing = sorted(set(cells) - {cell["id"] for cell in found})
-    if missing:
+    path = _path(number)
+    code, _ = exercises(path)
+    if missing := sorted(set(cells) - code.keys()):
         raise KeyError(f"{path.name} has no code cell {', '.join(missing)}")
     namespace = fresh_namespace()
-    for cell in found:
-        if cell["id"] in ("setup", *cells):
-            _run(path, cell["id"], cell["source"], namespace)
+    for cell, source in code.items():
+        if cell in ("setup", *cells):
+            run_source(source, f"{path.name}#{cell}", namespace)
     return namespace
+
+
+def _path(number: str) -> Path:
+    (path,) = SYLLABUS_FILE.parent.glob(f"{number}_*.ipynb")
+    return path
 
 
 def fresh_namespace(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -118,17 +125,6 @@ def fresh_namespace(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
 def _own(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """The names without those that each module has for itself."""
     return {name: value for name, value in namespace.items() if not (name.startswith("__") and name.endswith("__"))}
-
-
-def _code_cells(number: str) -> tuple[Path, list[dict[str, Any]]]:
-    """The topic's notebook and its code cells, each with its source as one string."""
-    (path,) = SYLLABUS_FILE.parent.glob(f"{number}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return path, [{**c, "source": "".join(c["source"])} for c in cells if c["cell_type"] == "code"]
-
-
-def _run(path: Path, cell: str, source: str, namespace: dict[str, Any]) -> None:
-    run_source(source, f"{path.name}#{cell}", namespace)
 
 
 def run_source(source: str, name: str, namespace: dict[str, Any]) -> None:

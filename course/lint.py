@@ -6,6 +6,7 @@ Prints one line a finding, `file: cell-id: rule: message`, and ends with 1 if th
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,11 +16,9 @@ from pathlib import Path
 from course import instructor_guide, module_readme
 from course.environment import ROOT
 from course.files import write_whole
-from course.rules import Finding, lint_notebook, relaxed_for
+from course.rules import NOT_FOR_DRAFTS, Finding, lint_notebook
 from course.selection import SelectionError, select
 from course.syllabus import TEMPLATES, Syllabus, SyllabusError, Topic, load
-
-RUFF_SECONDS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,46 +34,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0 when nothing is wrong, 1 for a finding or nothing to look at, 2 for wrong usage."""
+    """Run the command; 0 when nothing is wrong, 1 for a finding, 2 for wrong usage."""
     try:
         syllabus = load()
         selected = select(args.notebooks, syllabus)
-    except SyllabusError as error:
-        print(Finding("syllabus.toml", "-", "syllabus", str(error)))
-        return 1
-    except SelectionError as error:
+    except (SyllabusError, SelectionError) as error:
         print(f"lint: {error}", file=sys.stderr)
         return 2
     if args.write_readme:
-        try:
-            write_readme(syllabus)
-        except OSError as error:
-            print(f"lint: the module's page can't be written: {error}", file=sys.stderr)
-            return 1
-    written = [notebook.path for notebook in selected if notebook.path.is_file()]
-    findings = lint_files(written, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
+        write_readme(syllabus)
+    paths = [notebook.path for notebook in selected]
+    findings = lint_files(paths, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
     for finding in findings:
-        print(_relative(finding))
-    for notebook in selected if args.notebooks else []:
-        if notebook.path not in written:
-            print(f"note: {notebook.label} {notebook.title}: not written yet")
+        print(str(finding).removeprefix(f"{ROOT}{os.sep}"))
     for topic in syllabus.topics.values():
-        relaxed = relaxed_for(topic.status)
-        if relaxed and topic.path in written:
-            print(f"note: {topic.number} is a {topic.status}, so not held against {', '.join(relaxed)}")
-    if args.notebooks and not written:
-        print("lint: there was nothing to look at")
-        return 1
-    number = len(findings)
-    print("lint: nothing to complain about" if not number else f"lint: {number} finding{'s' * (number > 1)}")
+        if topic.is_draft and topic.path in paths and topic.path.is_file():
+            print(f"note: {topic.number} is a draft, so not held against {', '.join(sorted(NOT_FOR_DRAFTS))}")
+    print(f"lint: findings: {len(findings)}" if findings else "lint: nothing to complain about")
     clean_code = run_ruff(ROOT) if args.ruff else True
     return 0 if not findings and clean_code else 1
 
 
 def lint_repository(root: Path, syllabus: Syllabus) -> list[Finding]:
-    """Everything: all notebooks in the module's folder, both templates, the module's README.md."""
-    folder = syllabus.path.parent
-    notebooks = sorted(folder.glob("*.ipynb"))
+    """Everything: all notebooks in the module's folder, both templates, the module's pages."""
+    notebooks = sorted(syllabus.path.parent.glob("*.ipynb"))
     return [
         *lint_files([*notebooks, *(root / "templates" / name for name in TEMPLATES)], syllabus),
         *lint_readme(syllabus),
@@ -83,12 +66,13 @@ def lint_repository(root: Path, syllabus: Syllabus) -> list[Finding]:
 
 def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
     """Hold each file against the topic that its name says, a template against its own placeholders."""
+    topics = {topic.file: topic for topic in syllabus.topics.values()}
     findings = []
     for path in files:
-        topic = template_topic(path) if path.name in TEMPLATES else _topic_of(path, syllabus)
+        topic = template_topic(path) if path.name in TEMPLATES else topics.get(path.name)
         if topic is None:
-            message = "belongs to no topic of syllabus.toml; add one with python -m course new, or move the file away"
-            findings.append(Finding(str(path), "-", "file", message))
+            cure = "add one with python -m course new, give the file the name that it has there, or move it away"
+            findings.append(Finding(str(path), "-", "file", f"belongs to no topic of syllabus.toml; {cure}"))
         else:
             findings += lint_notebook(path, topic, syllabus.module)
     return findings
@@ -102,26 +86,17 @@ def template_topic(path: Path) -> Topic:
     return Topic(file=path.name, path=path.resolve(), template=path.name, prerequisites=needs, **texts, **nothing)
 
 
-def _topic_of(path: Path, syllabus: Syllabus) -> Topic | None:
-    """By the number at the start of the file's name, so that a misnamed file is still held against its topic."""
-    by_file = {topic.file: topic for topic in syllabus.topics.values()}
-    return by_file.get(path.name) or syllabus.topics.get(path.name.split("_")[0].removesuffix(".ipynb"))
-
-
 def lint_readme(syllabus: Syllabus) -> list[Finding]:
     """The generated parts of the module's page, and of the instructors' guide if there is one, are up to date."""
     findings = []
     for page, fresh in _pages(syllabus):
         try:
-            if fresh() != page.read_text(encoding="utf-8"):
-                message = (
-                    "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
-                )
-                findings.append(Finding(str(page), "-", "module-page", message))
-        except FileNotFoundError:
-            findings.append(Finding(str(page), "-", "module-page", "does not exist"))
-        except module_readme.ReadmeError as error:
-            findings.append(Finding(str(page), "-", "module-page", str(error)))
+            is_fresh = fresh() == page.read_text(encoding="utf-8")
+            problem = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
+        except (FileNotFoundError, module_readme.ReadmeError) as error:
+            is_fresh, problem = False, str(error)
+        if not is_fresh:
+            findings.append(Finding(str(page), "-", "module-page", problem))
     return findings
 
 
@@ -150,22 +125,8 @@ def _pages(syllabus: Syllabus) -> list[tuple[Path, Callable[[], str]]]:
 def run_ruff(root: Path) -> bool:
     """Run `ruff check` and `ruff format --check` on the repository; True if both are content."""
     sys.stdout.flush()  # ruff writes for itself
-    content = True
-    for command in (["check"], ["format", "--check"]):
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "."], cwd=root, timeout=RUFF_SECONDS, check=False
-            )
-            content = content and done.returncode == 0
-        except subprocess.TimeoutExpired:
-            print(f"ruff {' '.join(command)}: no answer within {RUFF_SECONDS} s")
-            content = False
-    return content
-
-
-def _relative(finding: Finding) -> Finding:
-    """With the path as seen from the repository's root, where the commands are run."""
-    path = Path(finding.file)
-    if path.is_relative_to(ROOT):
-        path = path.relative_to(ROOT)
-    return Finding(path.as_posix(), finding.cell, finding.rule, finding.message)
+    statuses = [
+        subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, timeout=120, check=False).returncode
+        for command in (["check"], ["format", "--check"])
+    ]
+    return statuses == [0, 0]

@@ -11,8 +11,8 @@ statements that define a name which the answer, the check's argument or another 
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
+import re
 import time
 import traceback
 from collections.abc import Iterable
@@ -25,8 +25,6 @@ from course.confined import START_SECONDS, Confined, Limits, Stopped, say
 from course.environment import ROOT
 from course.lesson_code import CHECK, TargetError, exercises, run_source
 from course.needs import needed_for, used
-
-LIMITS = Limits()  # what a mutant may take
 
 
 @dataclass(frozen=True)
@@ -51,59 +49,42 @@ class Outcome:
     seconds: float
 
 
-# ---------------------------------------------------------------- what a notebook has
-
-
 def targets(path: Path) -> list[Target]:
     """The exercises of a notebook (full edition), in its order. Raises TargetError as `exercises` does."""
-    code, found_answers = exercises(path)
-    trees = {name: ast.parse(source) for name, source in code.items()}
+    code, answers = exercises(path)
+    checks = re.search(rf"^from shared\.checks import (\w+) as {CHECK}$", code.get("setup", ""), re.MULTILINE)
+    module = _parsed(ROOT / "shared" / "checks" / f"{checks[1]}.py").body if checks else []
+    mutator = _parsed(Path(mutants.__file__))
     order = list(code)
     found = []
-    for number, exercise in enumerate(found_answers, 1):
-        answer, check, argument = exercise.cell, exercise.check, exercise.argument
-        before = [name for name in order[: order.index(f"{answer}-check")] if name != answer]
-        statements = [(name, statement) for name in before for statement in trees[name].body]
-        names = used(code[answer]) | used(f"{check}({argument})")
-        needed = needed_for(names, [statement for _, statement in statements])
-        lesson = [ast.unparse(statement) for name, statement in statements if statement in needed and name != "setup"]
-        decides = [*trees[answer].body, *needed, ast.parse(f"{check}({argument})"), *_code_of_check(check, needed)]
+    for number, answer in enumerate(answers, 1):
+        call = f"{answer.check}({answer.argument})"
+        before = [cell for cell in order[: order.index(f"{answer.cell}-check")] if cell != answer.cell]
+        statements = [(cell, statement) for cell in before for statement in ast.parse(code[cell]).body]
+        needed = needed_for(used(answer.source) | used(call), [statement for _, statement in statements])
+        lesson = [ast.unparse(statement) for cell, statement in statements if statement in needed and cell != "setup"]
+        # not the words that all checks are written in: a change of these would have all ten topics tried again
+        words = ast.Import | ast.ImportFrom
+        check = [
+            statement
+            for statement in needed_for({answer.check.removeprefix(f"{CHECK}.")}, module)
+            if not isinstance(statement, words)
+        ]
         found.append(
             Target(
                 number=number,
-                cell=answer,
-                answer=code[answer],
+                cell=answer.cell,
+                answer=answer.source,
                 before="\n".join([code.get("setup", ""), *lesson]),
-                check=check,
-                argument=argument,
-                digest=digest([*decides, ast.parse(Path(mutants.__file__).read_text(encoding="utf-8"))]),
+                check=answer.check,
+                argument=answer.argument,
+                digest=digest([*ast.parse(answer.source).body, *needed, ast.parse(call), *check, mutator]),
             )
         )
     return found
 
 
-def _code_of_check(check: str, needed: Iterable[ast.stmt]) -> list[ast.AST]:
-    """The check's function and what it uses of its topic's module.
-
-    Not of the words that all checks are written in: these have tests of their own, and a change in them would make all
-    ten topics be tried again. `python -m course mutate --fresh` does that.
-    """
-    imported = [
-        f"{statement.module}.{alias.name}"
-        for statement in needed
-        if isinstance(statement, ast.ImportFrom) and statement.level == 0
-        for alias in statement.names
-        if (alias.asname or alias.name) == CHECK
-    ]
-    if not imported:  # the notebook defines its checks
-        return []
-    code = needed_for({check.removeprefix(CHECK + ".")}, _module(imported[0]).body)
-    return [statement for statement in code if not isinstance(statement, ast.Import | ast.ImportFrom)]
-
-
-@functools.cache
-def _module(name: str) -> ast.Module:
-    path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -125,9 +106,6 @@ def _is_docstring(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-# ---------------------------------------------------------------- trying an answer
-
-
 def prepare(chosen: Iterable[Target]) -> None:
     """Let the processes that follow start with the imports of these exercises done; no effect where they can't fork."""
     confined.prepare((target.before for target in chosen), also=["course.mutant_trials"])
@@ -140,7 +118,7 @@ def try_answer(target: Target, answer: str, limit: float = 600) -> Outcome:
     Raises TargetError if what comes before the answer fails.
     """
     try:
-        with Confined(_judge, (target, answer), LIMITS) as process:
+        with Confined(_judge, (target, answer), Limits()) as process:
             status, detail = process.hear(START_SECONDS)
             if status != "begins":
                 raise TargetError(f"cell '{target.cell}': what comes before it fails: {detail}")
@@ -159,10 +137,10 @@ def _judge(link: Connection, target: Target, answer: str) -> None:
     namespace = {"__name__": "__main__"}  # so that cloudpickle sends what is defined here to ranks by value
     try:
         run_source(target.before, "lesson", namespace)
-        say(link, ["begins", ""])
     except BaseException:
         say(link, ["broken", traceback.format_exc()])
-        raise
+        return
+    say(link, ["begins", ""])
     try:
         run_source(answer, "answer", namespace)
         result = eval(target.check, namespace).run(eval(target.argument, namespace))

@@ -5,8 +5,7 @@
     ['- y = x + 1', '- y = x + 1\\n+ y = x - 1', ...]
 
 Only code between the solution markers is changed, never a docstring, an annotation or the text of an exception. The
-libraries that exist mutate modules and run a whole test suite for each mutant, and know neither dropped statements nor
-swapped names (mutmut 3) or choose replacements at random (cosmic-ray 8); what is left of them is less than this file.
+libraries that exist (mutmut, cosmic-ray) mutate modules and run a whole test suite for each mutant.
 """
 
 from __future__ import annotations
@@ -247,9 +246,6 @@ def _swapped(items: list, apart: int | None = None) -> Iterator[list]:
                 yield [*items[:i], items[j], *items[i + 1 : j], items[i], *items[j + 1 :]]
 
 
-# ---------------------------------------------------------------- names
-
-
 def _names(tree: ast.AST) -> dict[ast.Name, list[str]]:
     """For each name that is read and local: the other names of the scope it belongs to, that are used alike."""
     found: dict[ast.Name, list[str]] = {}
@@ -307,9 +303,6 @@ def _use(parent: ast.AST, field: str, index: int) -> str:
             return "." + attr
         case _:
             return type(parent).__name__  # such as Return
-
-
-# ---------------------------------------------------------------- comparing
 
 
 def _code(source: str) -> types.CodeType:

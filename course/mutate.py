@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +22,10 @@ from rich.table import Table
 
 from course import syllabus
 from course.environment import ROOT
-from course.files import NotWritableError, require_writable, write_whole
+from course.files import write_whole
 from course.mutant_trials import Target, TargetError, prepare, targets, try_answer
-from course.mutants import Mutant, mutants
-from course.selection import Selected, SelectionError, select
+from course.mutants import mutants
+from course.selection import SelectionError, select
 from course.settings import positive
 
 KEPT = ROOT / "tests" / "mutants"
@@ -61,15 +59,6 @@ class Record:
         """Survivors without a reason."""
         return [survivor for survivor in self.survivors if not survivor.reason.strip()]
 
-    @property
-    def score(self) -> float:
-        """Caught of those that are not equivalent, from 0 to 1."""
-        return self.caught / max(1, self.caught + len(self.unexplained))
-
-
-class KeptError(ValueError):
-    """A file of kept results can't be read; the message names it."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topics", nargs="*", metavar="TOPIC[.EXERCISE]", help="default: all that exist")
@@ -81,111 +70,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    try:
-        chosen = choose(args.topics)
-        require_writable(KEPT)  # before minutes of work
-    except (SelectionError, syllabus.SyllabusError, NotWritableError) as error:
-        console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
-        return 2
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 120
     table = Table("exercise", "", *("mutants", "caught", "equivalent", "score", "seconds", ""), box=None)
     for column in table.columns[2:7]:
         column.justify = "right"
     failed = False
-    work: dict[str, tuple[list[Target], list[Target]]] = {}
-    for topic, numbers in chosen:
+    work: list[tuple[str, list[str], Target]] = []  # the topic, ids of its answer cells, an exercise
+    try:
+        book = syllabus.load()
+        for name in args.topics or [number for number, topic in book.topics.items() if topic.path.is_file()]:
+            part = re.fullmatch(r"(.+)\.(\d+)", name)
+            for selected in select([part[1] if part else name], book):
+                try:
+                    found = targets(selected.path)
+                    wanted = [target for target in found if not part or target.number == int(part[2])]
+                    if not wanted:
+                        raise TargetError(f"there is no exercise {name}; {selected.label} has {len(found)}.")
+                    work += [(selected.label, [each.cell for each in found], target) for target in wanted]
+                except TargetError as error:
+                    console.print(f"mutate: {error}")
+                    failed = True
+    except (SelectionError, syllabus.SyllabusError) as error:
+        console.print(f"mutate: {error}")
+        return 2
+    prepare(target for *_, target in work)
+    for label, cells, target in work:
+        name = f"{label}.{target.number}"
         try:
-            exercises = targets(topic.path)
-            work[topic.label] = exercises, _numbered(exercises, numbers, topic.label)
+            with console.status(f"{name}: trying mutants"):
+                record, note = up_to_date(label, cells, target, args)
         except TargetError as error:
+            console.print(f"{name}: {error}")
             failed = True
-            console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
-    prepare(target for _, chosen in work.values() for target in chosen)
-    for label, (exercises, wanted) in work.items():
-        try:
-            failed |= _mutate_topic(label, exercises, wanted, args, table, console)
-        except KeptError as error:
+            continue
+        for survivor in record.unexplained:
+            console.print(f"{name}, line {survivor.line} of '{target.cell}': the check accepts")
+            console.print("    " + "\n    ".join(survivor.change))
+        if record.unexplained:
+            console.print(f"Make the check stricter, or write a reason into {kept_file(label)}.")
             failed = True
-            console.print(f"mutate: {error}", style="red", markup=False, soft_wrap=True)
+        explained = len(record.survivors) - len(record.unexplained)
+        score = f"{100 * record.caught // max(1, record.mutants - explained)} %"  # 100 only for all
+        counts = (record.mutants, record.caught, explained, score, record.seconds)
+        table.add_row(name, target.cell, *map(str, counts), note)
     console.print(table)
     return int(failed)
 
 
-def choose(names: list[str]) -> list[tuple[Selected, set[int]]]:
-    """The notebooks that are named and exist, each with the numbers of the exercises (none: all). SelectionError."""
-    found: dict[Path, tuple[Selected, set[int]]] = {}
-    for name in names or [None]:
-        part = re.fullmatch(r"(.+)\.(\d+)", name or "")
-        for selected in select([part[1] if part else name] if name else [], syllabus.load()):
-            if selected.path.is_file():
-                numbers = found.setdefault(selected.path, (selected, set()))[1]
-                if part:
-                    numbers.add(int(part[2]))
-            elif name:
-                raise SelectionError(f"{selected.path.name} is not written yet.")
-    return list(found.values())
+def up_to_date(label: str, cells: list[str], target: Target, args: argparse.Namespace) -> tuple[Record, str]:
+    """The kept results of an exercise, renewed where something has changed, and a note on that. Raises TargetError."""
+    kept = load(label)
+    earlier = kept.get(target.cell)
+    if earlier and earlier.digest == target.digest and not args.fresh:
+        return earlier, "unchanged"
+    record, note = run(target, args.jobs), ""
+    if earlier and keep_reasons(record, earlier) and earlier.digest != target.digest:
+        note = "changed: do its reasons still hold?"
+    kept[target.cell] = record
+    save(label, {cell: kept[cell] for cell in cells if cell in kept})
+    return record, note
 
 
-def _numbered(exercises: list[Target], numbers: set[int], label: str) -> list[Target]:
-    """The exercises with these numbers, or all; TargetError if there is no such exercise."""
-    if unknown := numbers - {target.number for target in exercises}:
-        raise TargetError(f"{label} has no exercise {min(unknown)}; it has {len(exercises)}.")
-    return [target for target in exercises if not numbers or target.number in numbers]
-
-
-def _mutate_topic(
-    label: str,
-    exercises: list[Target],
-    wanted: list[Target],
-    args: argparse.Namespace,
-    table: Table,
-    console: Console,
-) -> bool:
-    """Bring the kept results of the wanted exercises up to date and add their rows.
-
-    Returns True if an exercise can't be tried or a survivor has no reason; raises KeptError.
-    """
-    kept, failed = load(label), False
-    for target in wanted:
-        earlier, name = kept.get(target.cell), f"{label}.{target.number}"
-        record, note = earlier, "unchanged"
-        if args.fresh or record is None or record.digest != target.digest:
-            try:
-                with console.status(f"{name}: trying mutants"):
-                    record, note = run(target, workers=args.jobs), ""
-            except TargetError as error:
-                failed = True
-                table.add_row(name, target.cell, *[""] * 5, "can't be tried")
-                console.print(f"{name}: {error}", style="red", markup=False, soft_wrap=True)
-                continue
-            if earlier is not None and keep_reasons(record, earlier) and earlier.digest != target.digest:
-                note = "changed: do its reasons still hold?"
-            kept[target.cell] = record
-            save(label, {target.cell: kept[target.cell] for target in exercises if target.cell in kept})
-        for survivor in record.unexplained:
-            failed = True
-            console.print(f"{name}, line {survivor.line} of '{target.cell}': the check accepts", style="bold red")
-            console.print("    " + "\n    ".join(survivor.change), markup=False, soft_wrap=True)
-        explained = len(record.survivors) - len(record.unexplained)
-        score = f"{math.floor(100 * record.score)} %"  # 100 only for all
-        counts = (record.mutants, record.caught, explained, score, record.seconds)
-        table.add_row(name, target.cell, *map(str, counts), note)
-    if any(kept[target.cell].unexplained for target in wanted if target.cell in kept):
-        console.print(f"Make the check stricter, or write a reason into {kept_file(label)}.", soft_wrap=True)
-    return failed
-
-
-def run(target: Target, workers: int = WORKERS, make: Callable[[str], list[Mutant]] = mutants) -> Record:
+def run(target: Target, workers: int = WORKERS) -> Record:
     """Try every mutant of an exercise. TargetError if the check rejects the answer itself, or it can't be run."""
     start = time.monotonic()
     reference = try_answer(target, target.answer)
-    if reference.status == "not attempted":
-        raise TargetError(f"cell '{target.cell}': the answer isn't written yet")
     if reference.status != "passed":
         raise TargetError(f"cell '{target.cell}': its own answer: {reference.status}\n{reference.detail}")
     limit = max(LEAST_SECONDS, TIMES_REFERENCE * reference.seconds)
-    changed = make(target.answer)
+    changed = mutants(target.answer)
     with ThreadPoolExecutor(workers) as pool:  # threads only wait for processes
         try:
             outcomes = list(pool.map(lambda mutant: try_answer(target, mutant.source, limit), changed))
@@ -215,12 +170,8 @@ def keep_reasons(record: Record, earlier: Record) -> int:
             for old in left:
                 if old.change == survivor.change and (old.line == survivor.line or not same_line):
                     survivor.reason = old.reason
-                    left.remove(old)
                     break
     return len(record.survivors) - len(record.unexplained)
-
-
-# ---------------------------------------------------------------- what is kept
 
 
 def kept_file(label: str) -> Path:
@@ -229,23 +180,21 @@ def kept_file(label: str) -> Path:
 
 
 def load(label: str) -> dict[str, Record]:
-    """The kept results of a topic: id of the answer cell → record; empty if there are none. Raises KeptError."""
+    """The kept results of a topic: id of the answer cell → record; empty if there are none. Raises TargetError."""
     path = kept_file(label)
+    if not path.exists():
+        return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {
             cell: Record(**{**record, "survivors": [Survivor(**survivor) for survivor in record["survivors"]]})
             for cell, record in document.items()
         }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise KeptError(f"{path} can't be read: {type(error).__name__}: {error}. Mend it or delete it.") from None
+    except (ValueError, TypeError, KeyError) as error:  # such as a conflict of git's, or a comma that is missing
+        raise TargetError(f"{path} can't be read: {error}. Mend it or delete it.") from None
 
 
 def save(label: str, records: dict[str, Record]) -> None:
     """Write the results of a topic."""
-    path = kept_file(label)
-    path.parent.mkdir(parents=True, exist_ok=True)
     document = {cell: asdict(record) for cell, record in records.items()}
-    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_whole(kept_file(label), json.dumps(document, indent=1, ensure_ascii=False) + "\n")

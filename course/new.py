@@ -15,14 +15,12 @@ import sys
 import unicodedata
 from pathlib import Path
 
-import nbformat
 from nbformat import NotebookNode
 
 from course import lint
 from course.environment import ROOT
-from course.execution import NotebookError, execute_blocking, read_notebook
+from course.execution import NotebookError, execute_blocking, read_notebook, write_notebook
 from course.files import NotWritableError, require_writable, write_whole
-from course.rules import lint_document
 from course.syllabus import SYLLABUS_FILE, Syllabus, SyllabusError, Topic, load, parse
 
 TEMPLATE_OF = {"algorithm": "TEMPLATE_ALGORITHM.ipynb", "capstone": "TEMPLATE_CAPSTONE.ipynb"}
@@ -30,7 +28,6 @@ CATEGORY_OF = {"algorithm": "A — Algorithm", "capstone": "E — Capstone/Integ
 LOADER_OF = {"FashionMNIST": "load_fashion_mnist", "CIFAR-10": "load_cifar10"}
 
 CELL_SECONDS = 120
-BUDGET_SECONDS = 60
 
 
 class NewError(ValueError):
@@ -41,13 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", help="number of the topic, e.g. 15-11")
     parser.add_argument("title", nargs="?", help="title of the topic; not needed if syllabus.toml has it")
     parser.add_argument("--template", choices=TEMPLATE_OF, help="not needed if syllabus.toml has it")
-    parser.add_argument("--no-run", action="store_true", help="do not execute it, so that it has no outputs yet")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 when the notebook was made, 1 with a message when not."""
     try:
-        topic = create(args.number, args.title, args.template, run=not args.no_run)
+        topic = create(args.number, args.title, args.template)
     except (NewError, SyllabusError, NotebookError, NotWritableError) as error:
         print(f"new: {error}", file=sys.stderr)
         return 1
@@ -55,10 +51,7 @@ def main(args: argparse.Namespace) -> int:
     open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
-    print("CONTRIBUTING.md says what a notebook should be, and how an exercise is added.")
-    print(
-        'While its row says status = "draft", what is unfinished is no finding and no failure; remove that in the end.'
-    )
+    print("A draft may be unfinished: remove status in the end. CONTRIBUTING.md says what a notebook should be.")
     return 0
 
 
@@ -67,7 +60,6 @@ def create(
     title: str | None = None,
     template: str | None = None,
     *,
-    run: bool,
     syllabus_file: Path = SYLLABUS_FILE,
     templates: Path = ROOT / "templates",
 ) -> Topic:
@@ -76,32 +68,21 @@ def create(
     Raises NewError, SyllabusError, NotebookError or NotWritableError before anything is written.
     """
     syllabus = load(syllabus_file)
-    after = _with_draft_row(syllabus_file.read_bytes().decode("utf-8"), number, title, template, syllabus)
+    after = _with_draft_row(syllabus_file.read_text(encoding="utf-8"), number, title, template, syllabus)
     topic = parse(after, syllabus.path).topics[number]
     if topic.path.exists():
         raise NewError(f"{topic.path} is there already; it was not changed")
     require_writable(topic.path.parent)
 
     notebook = fill(read_notebook(templates / topic.template)[0], topic)
-    if run:
-        print(f"executing {topic.file} …", flush=True)
-        execute(notebook, syllabus_file.parent)
-    text = nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n") + "\n"
-    findings = lint_document(notebook, topic.path, len(text), topic, syllabus.module)
-    if findings:
-        raise NewError("the notebook would not pass lint:\n" + "\n".join(f"  {finding}" for finding in findings))
-
-    try:
-        with topic.path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError:  # somebody made it in the meantime
-        raise NewError(f"{topic.path} is there already; it was not changed") from None
+    print(f"executing {topic.file} …", flush=True)
+    execute(notebook, syllabus_file.parent)
+    if topic.path.exists():  # that took a while
+        raise NewError(f"{topic.path} is there already; it was not changed")
+    write_notebook(notebook, topic.path)
     write_whole(syllabus_file, after)
     lint.write_readme(load(syllabus_file))
     return topic
-
-
-# --- the row ----------------------------------------------------------------------------------------------------------
 
 
 def _with_draft_row(text: str, number: str, title: str | None, template: str | None, syllabus: Syllabus) -> str:
@@ -113,7 +94,8 @@ def _with_draft_row(text: str, number: str, title: str | None, template: str | N
         raise NewError(f"{number} is taken: syllabus.toml has {topic.title!r} with {topic.template}")
     if topic.is_draft:
         return text
-    return re.sub(rf'(?m)^(\[topics\."{number}"\][ \t]*(\r?\n))', r'\1status = "draft"\2', text)
+    table = f'[topics."{number}"]\n'
+    return text.replace(table, f'{table}status = "draft"\n')
 
 
 def _appended(text: str, number: str, title: str | None, template: str | None) -> str:
@@ -127,7 +109,7 @@ def _appended(text: str, number: str, title: str | None, template: str | None) -
         "dataset": "FashionMNIST",
         "time": "~5 min",
         "minutes": 5,
-        "budget_seconds": BUDGET_SECONDS,
+        "budget_seconds": 60,
         "category": CATEGORY_OF[template],
         "template": TEMPLATE_OF[template],
         "prerequisites": [],
@@ -145,12 +127,8 @@ def slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_")
 
 
-# --- the notebook -----------------------------------------------------------------------------------------------------
-
-
 def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
     """Put the topic's texts into a template for its {{placeholders}}, and its data set's loader; returns it."""
-    uses = " ".join(warning.text for warning in topic.warnings)
     texts = {
         "number": topic.number,
         "title": topic.title,
@@ -159,7 +137,8 @@ def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
         "time": topic.time,
         "prerequisites": ", ".join(topic.prerequisites) or "none yet",
         "owns": topic.owns,
-        "uses": uses or "nothing yet: name what other topics own, with their numbers",
+        "uses": " ".join(warning.text for warning in topic.warnings)
+        or "nothing yet: name what other topics own, with their numbers",
     }
     for cell in notebook.cells:
         if cell.cell_type == "code":

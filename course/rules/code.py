@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Iterator
 
 from course.guard import GUARD
-from course.rules.notebook import Notebook
-from course.rules.table import Complaint, rule
+from course.rules.notebook import Complaint, Notebook, rule
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
-IMPORTABLE_IN_WORDS = "torch, torchvision, numpy, matplotlib, shared and the standard library"
-
+ALLOWED = (
+    "allowed are torch, torchvision, numpy, matplotlib, shared and the standard library, "
+    "and anything within `try … except ImportError` in a cell with the tag `optional`"
+)
 MAX_COLUMNS = 100
 FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
@@ -23,56 +24,35 @@ def syntax(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
         try:
             ast.parse(cell.source)
-        except (SyntaxError, ValueError) as error:
+        except SyntaxError as error:
             yield cell.id, f"is not plain Python, without magics and !, which runs everywhere: {error}"
-
-
-@rule("device-cell")
-def device_cell(notebook: Notebook) -> Iterator[Complaint]:
-    callers = [cell.id for cell in notebook.code for name in cell.calls if name.split(".")[-1] == "get_device"]
-    if notebook.module.gpu_required and not callers:
-        yield "device", "never calls get_device(); write: device = get_device()"
-    for id_ in callers:
-        if id_ != "device" or callers.count("device") > 1:
-            yield id_, "calls get_device(); only the cell 'device' does, once, others use the variable device"
 
 
 @rule("imports")
 def imports(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
-        guarded = {id(node) for attempt in cell.nodes if _catches_import_error(attempt) for node in ast.walk(attempt)}
-        for node in cell.nodes:
+        optional = "optional" in cell.tags
+        # what such a cell imports within `try` may be missing
+        for node in cell.tree.body if optional else ast.walk(cell.tree):
             for name in _imported(node):
-                allowed = name.split(".")[0] in IMPORTABLE
-                if "optional" in cell.tags:
-                    if not allowed and id(node) not in guarded:
-                        yield cell.id, f"imports {name} outside try … except ImportError, so the notebook needs it"
-                elif cell.id not in ("course", "setup"):
+                if not optional and cell.id not in ("course", "setup"):
                     yield cell.id, f"imports {name}; only the cell 'setup' imports: move it there"
-                elif not allowed:
-                    yield cell.id, f"imports {name}; allowed are {IMPORTABLE_IN_WORDS}"
+                elif name.split(".")[0] not in IMPORTABLE:
+                    yield cell.id, f"imports {name}, which readers may not have; {ALLOWED}"
 
 
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return ["." * node.level + (node.module or "")] if isinstance(node, ast.ImportFrom) else []
-
-
-def _catches_import_error(node: ast.AST) -> bool:
-    return isinstance(node, ast.Try) and any("ImportError" in ast.unparse(one).split("\n")[0] for one in node.handlers)
+    return [node.module or "."] if isinstance(node, ast.ImportFrom) else []
 
 
 @rule("guard")
 def guard(notebook: Notebook) -> Iterator[Complaint]:
     cell = notebook.by_id.get("course")
-    if cell is None:
-        return  # the rule "cell-ids" says so
-    if cell.source != GUARD:
+    if cell and cell.source != GUARD:
         lines = textwrap.indent(GUARD, "    ")
         yield "course", f"must be these lines, for a reader who has the notebook alone:\n{lines}"
-    if not cell.is_folded:
-        yield "course", f"must be folded, since it teaches nothing: {FOLDED}"
 
 
 @rule("line-length")
@@ -86,5 +66,5 @@ def line_length(notebook: Notebook) -> Iterator[Complaint]:
 @rule("folding")
 def folding(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.code:
-        if cell.is_folded != ("hide-input" in cell.tags) or cell.metadata.get("jupyter", {}).keys() - {"source_hidden"}:
+        if cell.metadata.get("jupyter", {}).get("source_hidden", False) != ("hide-input" in cell.tags):
             yield cell.id, f"is half folded; a folded cell has the metadata {FOLDED}"

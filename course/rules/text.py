@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import unquote
 
-from course.rules.notebook import Notebook, named_topics
-from course.rules.table import Complaint, rule
+from course.rules.notebook import Complaint, Notebook, rule
 
-_MACHINE_PATH = re.compile(
-    r"(?<![\w.])/(?:home|Users|root|tmp|var/folders)/[\w.-]*"
-    r"|(?<![\w.])/[\w./-]*/site-packages/"
-    r"|(?<!\w)[A-Za-z]:\\+Users\\"
-)
+_MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|tmp)/[\w.-]*|/[\w./-]*/site-packages/|\b[A-Za-z]:\\+Users\\")
 
 
-@rule("references", not_for=("draft",))
+@rule("references", drafts=False)
 def references(notebook: Notebook) -> Iterator[Complaint]:
-    named = named_topics("\n".join(cell.source for cell in notebook.markdown))
+    named = set(re.findall(r"(?<![\d-])\d+-\d\d(?![\d-])", "\n".join(cell.source for cell in notebook.markdown)))
     for warning in notebook.topic.warnings:
         for number in warning.references:
             if number not in named:
@@ -28,28 +22,24 @@ def references(notebook: Notebook) -> Iterator[Complaint]:
 @rule("paths")
 def paths(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.cells:
-        for where, texts in (("source", [cell.source]), ("output", cell.texts)):
-            found = next((match for match in map(_MACHINE_PATH.search, texts) if match), None)
-            if found:
+        for where, text in (("source", cell.source), ("output", "\n".join(cell.texts))):
+            if found := _MACHINE_PATH.search(text):
                 yield cell.id, f"has the path {found[0]!r} of one machine in its {where}; use a relative one"
 
 
-@rule("placeholders", not_for=("draft",))
+@rule("placeholders", drafts=False)
 def placeholders(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.cells:
-        found = re.search(r"\bTODO\b", cell.source)
-        if cell.kind == "markdown":
-            found = re.search(r"What belongs here|\{\{\w+\}\}", cell.text.text()) or found
-        if found:
+        template = re.search(r"What belongs here|\{\{[a-z]{2,}\}\}", cell.prose)
+        if found := template or re.search(r"\bTODO\b", cell.source):
             yield cell.id, f"still holds {found[0]!r}; fill the place in, or remove it"
 
 
 @rule("links")
 def links(notebook: Notebook) -> Iterator[Complaint]:
-    folder = notebook.root / notebook.module.folder
+    folder = notebook.topic.path.parent.parent / notebook.module.folder  # a template lies beside it
     for cell in notebook.markdown:
-        for text, target in cell.text.links:
+        for target in cell.links:
             file = target.partition("#")[0]
-            if not file or re.match(r"[a-z][a-z+.-]*:", file) or (folder / unquote(file)).exists():
-                continue
-            yield cell.id, f"links {text!r} to {file}, which isn't there; write it as plain text until it is"
+            if file and not re.match(r"[a-z]+:", file) and not (folder / file).exists():
+                yield cell.id, f"links to {file}, which isn't there; write it as plain text until it is"
