@@ -467,6 +467,10 @@ def test_everything_is_put_back(lesson):
     counting = lesson.make_patient(Counting())
     lesson.diagnose(counting)
     assert counting.model.calls == 0
+    writing = lesson.make_patient(lesson.Net(enter=lambda x: x.clamp_(min=-1)))
+    images = writing.batch[0].clone()
+    lesson.diagnose(writing)
+    assert torch.equal(images, writing.batch[0])
 
 
 def test_an_answer_that_asks_the_doctor_gets_one_with_all_checks(lesson):
