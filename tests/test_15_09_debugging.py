@@ -362,7 +362,10 @@ SICK = {
     "log of 0": ("nan in forward", lambda t: t.make_patient(t.Net(middle=lambda h: (h - h).log()))),
     "does nothing": ("no update", lambda t: t.make_patient(step=lambda *_: 0.0)),
     "reshape": ("images mixed", lambda t: t.make_patient(t.Net(middle=lambda h: h.T.reshape(h.shape).relu()))),
-    "rate falls, rises": ("learning rate collapses", lambda t: with_rates(t, lambda o: RATES.CosineAnnealingLR(o, 6))),
+    "rate rises and falls": (
+        "learning rate collapses",
+        lambda t: with_rates(t, lambda o: RATES.LambdaLR(o, lambda n: 1.0 if 0 < n < 4 else 0.1)),
+    ),
     "rate 0": ("no update", lambda t: with_rates(t, lambda o: RATES.LambdaLR(o, lambda n: 0.0))),
     "closure that clears nothing": ("gradients pile up", lambda t: with_closure(t, clears=False)),
     "a part is cleared": ("gradients pile up", lambda t: t.make_patient(step=clearing_a_part)),
