@@ -5,7 +5,7 @@ import torch
 from shared.lessons.topic_15_10.host_reads import Reads
 from shared.lessons.topic_15_10.nets import conv_net, same_bits
 from shared.lessons.topic_15_10.ranks import from_all
-from shared.lessons.topic_15_10.step_costs import CLOCK, own_costs, step_costs
+from shared.lessons.topic_15_10.step_costs import CLOCK, fitted, own_costs, step_costs
 
 
 def test_reads_are_counted():
@@ -37,6 +37,7 @@ def test_a_step_costs_what_is_added_to_it():
 
     costs = step_costs({"plain": plain_way, "slow": slow}, rounds=3)
     assert 300 < costs["slow"] - costs["plain"] < 5000
+    assert same_bits(fitted(plain_way), fitted(slow))
 
 
 def test_a_net_flips_in_training_only():

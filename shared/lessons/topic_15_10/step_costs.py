@@ -33,6 +33,13 @@ def small_problem(
     return model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy, list(zip(xs, ys, strict=True))
 
 
+def fitted(way: Callable[..., object]) -> nn.Module:
+    """The small problem's model after `way(model, optimizer, loss_fn, batches)`."""
+    problem = small_problem(LONG)
+    way(*problem)
+    return problem[0]
+
+
 def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60) -> dict[str, float]:
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
