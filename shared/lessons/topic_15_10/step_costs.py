@@ -22,7 +22,7 @@ CLOCK = time.perf_counter if sys.platform == "win32" else time.process_time
 
 
 def small_problem(
-    steps: int = LONG,
+    steps: int,
 ) -> tuple[nn.Module, torch.optim.Optimizer, Callable, list[tuple[torch.Tensor, torch.Tensor]]]:
     """A 64-64-10 perceptron, SGD, cross-entropy and a list of batches of 32: always the same."""
     dice = torch.Generator().manual_seed(1)
@@ -35,12 +35,12 @@ def small_problem(
 
 def fitted(way: Callable[..., object]) -> nn.Module:
     """The small problem's model after `way(model, optimizer, loss_fn, batches)`."""
-    problem = small_problem()
+    problem = small_problem(LONG)
     way(*problem)
     return problem[0]
 
 
-def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60, quantile: float = 0.1) -> dict[str, float]:
+def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60) -> dict[str, float]:
     """Microseconds a step, for functions that are called as `way(model, optimizer, loss_fn, batches)`.
 
     One thread, the ways in turns, a fit of 10 and one of 60 steps each; the difference of low quantiles of many such
@@ -62,7 +62,7 @@ def step_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 60, quan
     finally:
         gc.enable()
         torch.set_num_threads(threads)
-    low = {name: [float(np.quantile(times, quantile)) for times in both] for name, both in found.items()}
+    low = {name: [float(np.quantile(times, 0.1)) for times in both] for name, both in found.items()}
     return {name: (long - short) / (LONG - SHORT) for name, (short, long) in low.items()}
 
 
@@ -105,9 +105,7 @@ def own_costs(ways: Mapping[str, Callable[..., object]], rounds: int = 400) -> d
     return {name: (shortest[name, SHORT + 100] - shortest[name, SHORT]) / 100 * 1e6 for name in ways}
 
 
-def lightning_fit(
-    model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, max_epochs: int = 1, log: bool = False
-) -> None:
+def lightning_fit(model: nn.Module, optimizer: Any, loss_fn: Callable, batches: Any, log: bool = False) -> None:
     """Train with Lightning's Trainer, on the CPU and with all that can be switched off switched off.
 
     With `log` the step calls `self.log` for its loss; no logger writes it anywhere.
@@ -134,5 +132,5 @@ def lightning_fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     off = {f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")}
     with warnings.catch_warnings(action="ignore"):
-        trainer = lightning.Trainer(max_epochs=max_epochs, accelerator="cpu", logger=False, **off)
+        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, **off)
         trainer.fit(Wrapped(), DataLoader(batches, batch_size=None))
