@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import tempfile
 import threading
 import time
@@ -62,7 +61,6 @@ class Progress:
     cell: int = 0  # the one that runs or ran last, from 1
     seconds: float = 0.0  # since the kernel was started
     peak: int = 0  # bytes: the largest sum over the kernel and its children (PSS on Linux, RSS elsewhere)
-    device: str = ""
     failure: Failure | None = None
     stop: bool = False  # set it from another thread, and the kernel is killed
 
@@ -167,7 +165,6 @@ def execute_blocking(
             watch.join()
             _kill(token)
     progress.seconds = time.monotonic() - start
-    progress.device = _device(code_cells)
     return progress
 
 
@@ -237,13 +234,3 @@ def _failure(reason: str, code_cells: list[NotebookNode], progress: Progress) ->
     cell = code_cells[progress.cell - 1]
     tracebacks = ["\n".join(output.traceback) for output in cell.outputs if output.output_type == "error"]
     return Failure(reason, cell.get("id", ""), tracebacks[-1] if tracebacks else cell.source)
-
-
-def _device(code_cells: list[NotebookNode]) -> str:
-    """The device that the notebook's device cell printed (a line 'device   cpu'), or ''."""
-    for cell in code_cells:
-        for output in cell.outputs if "get_device(" in cell.source else []:
-            found = re.search(r"^\W*device\s+(\S+( \(pretended\))?)", output.get("text", ""), re.MULTILINE)
-            if found:
-                return found[1]
-    return ""

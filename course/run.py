@@ -217,7 +217,7 @@ def _explain(job: Job) -> Text:
 
 def _summary(jobs: list[Job]) -> Table:
     table = Table(header_style="bold")
-    for name in ("topic", "title", "status", "seconds / budget", "peak memory", "device"):
+    for name in ("topic", "title", "status", "seconds / budget", "peak memory"):
         table.add_column(name, no_wrap=name != "title")
     for job in jobs:
         progress, budget = job.progress, job.notebook.budget_seconds
@@ -231,7 +231,6 @@ def _summary(jobs: list[Job]) -> Table:
             "\n".join([job.status + failed_in, *job.notes]),
             seconds,
             f"{progress.peak / 1e9:.2f} GB" if progress.peak else "",
-            progress.device,
             style=STYLES.get(job.status, "dim"),
         )
     return table
