@@ -1,7 +1,6 @@
 """The suite itself: what `course test` runs, how pytest treats notebooks, and what CI and the image take from it."""
 
 import argparse
-import ast
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -169,27 +167,6 @@ def test_the_scheduled_jobs_try_the_newest_and_the_oldest_declared_torch(tmp_pat
     assert {line for line in ours if pins.match(line)} == {line.replace(">=", "==") + ".*" for line in lowest}
     others = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not pins.match(line)]
     assert [line for line in ours if not pins.match(line)] == others
-
-
-def test_what_course_and_shared_import_is_declared():
-    lines = environment.requirements(ROOT)
-    files = (ROOT / f"requirements-{name}.txt" for name in ("dev", "site"))
-    optional = [line for file in files for line in re.findall(r"^[a-z][^#\n]*", file.read_text(), re.MULTILINE)]
-    declared = {canonicalize_name(Requirement(line.strip()).name) for line in [*lines, *optional]}
-    provided = importlib.metadata.packages_distributions()
-    ours = {"course", "shared", *sys.stdlib_module_names}
-    undeclared = set()
-    for file in (file for folder in ("course", "shared") for file in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            roots = {name.split(".")[0] for name in names} - ours
-            undeclared |= {
-                (file.name, root)
-                for root in roots
-                if not declared & {*map(canonicalize_name, provided.get(root, [root]))}
-            }
-    assert undeclared == set()
 
 
 def test_each_pinned_version_admits_each_python_that_the_readme_names():
