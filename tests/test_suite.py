@@ -124,24 +124,29 @@ def test_pytests_status_is_passed_on(monkeypatch, capsys, status, expected):
 
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-POLITE = "import time; print('up', flush=True); time.sleep(60)"
+POLITE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('in order')))
+print('up', flush=True)
+time.sleep(60)
+"""
 OURS = """
 import sys
 from course import processes
-processes.PATIENCE = 0.5
+processes.PATIENCE = 2
 processes.subprocess_status(sys.argv[1:], None)
 """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("program", [POLITE, STUBBORN])
-def test_a_program_ends_with_us_when_we_are_asked_to(program):
+@pytest.mark.parametrize(("program", "last_words"), [(POLITE, "in order\n"), (STUBBORN, "")], ids=["polite", "not"])
+def test_a_program_ends_with_us_when_we_are_asked_to(program, last_words):
     command = [sys.executable, "-c", OURS, sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         process.terminate()
         assert process.wait(30) == 143
-        assert process.stdout.read() == "", "the program still has our pipe"
+        assert process.stdout.read() == last_words, "or the program still has our pipe"
 
 
 # --------------------------------------------------------------------------------------------------------------------
