@@ -6,9 +6,7 @@ environment (course/environment.py) and starts itself again in it. The commands 
 """
 
 import argparse
-import difflib
 import importlib
-import os
 import sys
 
 # command: (one line of help, needs the environment)
@@ -93,14 +91,12 @@ def main(argv: "list[str] | None" = None) -> int:
             return 0
         command, arguments = arguments[0], ["--help"]
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = " Did you mean '{}'?".format(near[0]) if near else ""  # noqa: UP032 - parsed by old Pythons too
-        sys.stderr.write(f"There is no command '{command}'.{hint}\n\n{usage()}\n")
+        sys.stderr.write(f"There is no command '{command}'.\n\n{usage()}\n")
         return 2
 
     if command == "setup" and arguments:
-        print("usage: python -m course setup\n\n{}; it has no options".format(COMMANDS["setup"][0]))
-        return 0 if arguments[0] in ("-h", "--help") else 2
+        print(f"usage: python -m course setup\n\n{COMMANDS['setup'][0]}; it has no options")
+        return 2
 
     from course import environment
 
@@ -113,9 +109,6 @@ def main(argv: "list[str] | None" = None) -> int:
             if not environment.is_there():  # whoever wants to look first must not wait for PyTorch
                 sys.stderr.write(environment.SITE_ADVICE + "\n")
                 return 1
-        if command == "lab" and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
-            sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
-            return 2
         if COMMANDS[command][1]:
             status = environment.enter(command, arguments)
             if status is not None:
@@ -125,7 +118,7 @@ def main(argv: "list[str] | None" = None) -> int:
             return 0
         return run_command(command, arguments)
     except environment.SetupError as error:
-        sys.stderr.write("\n{}\n".format(error))  # noqa: UP032
+        sys.stderr.write(f"\n{error}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")

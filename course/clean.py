@@ -38,15 +38,10 @@ def main(args: argparse.Namespace) -> int:
 
 def remove(root: Path) -> Iterator[Path]:
     """Remove executed/ and the caches below `root`; yields each when it is gone."""
-    found = [root / "executed"]
+    found = [root / "executed"] if (root / "executed").is_dir() else []
     for folder, names, _ in os.walk(root):
         found += [Path(folder, name) for name in names if name in CACHES]
-        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE and not Path(folder, name).is_symlink()]
+        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
     for path in found:
-        if path.is_symlink():
-            path.unlink()
-        elif path.is_dir():
-            shutil.rmtree(path)
-        else:
-            continue
+        shutil.rmtree(path)
         yield path

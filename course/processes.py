@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
+import sys
 from collections.abc import Iterator
 
 from course.environment import ROOT, end_of
@@ -32,21 +32,16 @@ def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
     If we are asked to end (SIGTERM), so is the program, and it is ended if that takes longer than PATIENCE: JupyterLab
     waits for ever for a kernel that was just starting.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     process = subprocess.Popen(arguments, cwd=ROOT, env=env)
-    killer = threading.Timer(PATIENCE, process.kill)
-    killer.daemon = True
-
-    def end(*_: object) -> None:
-        process.terminate()
-        if not killer.is_alive():
-            killer.start()
-
-    before = signal.signal(signal.SIGTERM, end)
     try:
         return end_of(process)
     finally:
-        killer.cancel()
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        process.terminate()  # which does nothing to one that has ended
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -55,11 +50,10 @@ def asked_to_end() -> Iterator[None]:
 
     And so is SIGINT where it was ignored, as a script's shell does for what it runs beside itself.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler or signal.SIG_DFL)  # None: not from Python

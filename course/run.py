@@ -13,16 +13,16 @@ The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import hashlib
 import json
-import threading
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -32,7 +32,7 @@ from rich.text import Text
 
 from course import syllabus
 from course.environment import ROOT
-from course.execution import Failure, NotebookError, Progress, execute, read_notebook, write_notebook
+from course.execution import Failure, NotebookError, Progress, execute_blocking, read_notebook, write_notebook
 from course.files import NotWritableError, require_writable
 from course.processes import asked_to_end, share_of_cores
 from course.selection import Selected, SelectionError, select
@@ -62,144 +62,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rehearse", action="store_true", help="pretend an accelerator, to find mistakes with devices")
     parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
     parser.add_argument(
-        "--timeout", type=positive(float), default=300.0, metavar="S", help="seconds for a cell (default 300)"
+        "--timeout", type=positive(int), default=300, metavar="S", help="seconds for a cell (default 300)"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    console = _console()
+    # a log has no width: 80 columns would break the table
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
     try:
         data = check_settings()
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
         if args.cell and not args.save:
             raise SelectionError("--cell says which outputs are stored; add --save.")
-        output = args.output / "rehearsed" if args.rehearse else args.output
-        jobs = plan(select(args.notebooks, syllabus.load()), output, rehearse=args.rehearse)
-        folders = {output, *(job.notebook.path.parent for job in jobs if args.save and job.notebook.path.is_file())}
+        output = (args.output / "rehearsed" if args.rehearse else args.output).resolve()
+        jobs = [Job(notebook, output / notebook.path.name) for notebook in select(args.notebooks, syllabus.load())]
+        if any(job.target == job.notebook.path for job in jobs):
+            raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
         if args.cell:
             _require_cells(jobs, args.cell)
-        for folder in sorted(folders):
-            require_writable(folder, "" if folder != output else "; name another --output")
+        require_writable(output, "; name another --output")
+        for job in jobs if args.save else []:
+            require_writable(job.notebook.path.parent)
     except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError, NotebookError) as error:
-        console.print(f"run: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"run: {error}", style="red", soft_wrap=True)
         return 2
     start = time.monotonic()
-    interrupted = False
-    with asked_to_end(), _Display(jobs, console) as display:
-        try:
-            options = {"timeout": args.timeout, "rehearse": args.rehearse}
-            asyncio.run(
-                run_all(jobs, display, at_once=args.jobs, data=data, save=args.save, cells=args.cell, **options)
-            )
-        except KeyboardInterrupt:
-            interrupted = True
-    for job in jobs:
-        if job.status in ("waiting", "running") and interrupted:
-            job.status = "interrupted"
+    interrupted = _run_all(jobs, args, data, console)
     console.print(_summary(jobs))
-    _closing_lines(jobs, output, data, time.monotonic() - start, console)
+    states = [job.status for job in jobs]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    console.print(f"{counts}; {time.monotonic() - start:.0f} s in all, COURSE_DATA={data}.", soft_wrap=True)
+    console.print(f"The executed copies are in {output}", soft_wrap=True)
     if interrupted:
         return 130
-    if any(job.status == "failed" for job in jobs):
-        return 1
-    if not any(job.status == "passed" for job in jobs):
-        console.print("There was nothing to run.", style="yellow")
-        return 1
-    return 0
-
-
-def plan(notebooks: list[Selected], output: Path, *, rehearse: bool = False) -> list[Job]:
-    """A job for each notebook, no two writing the same file. SelectionError if a copy would overwrite a source.
-
-    The budgets of the syllabus don't hold for a rehearsal, which takes longer.
-    """
-    output = output.resolve()
-    jobs: list[Job] = []
-    taken: set[str] = set()
-    for notebook in notebooks:
-        name = notebook.path.name
-        while name.casefold() in taken:  # two folders can hold notebooks of one name
-            name = f"{notebook.path.parent.name}-{name}"
-        taken.add(name.casefold())
-        if output / name == notebook.path:
-            raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
-        jobs.append(Job(replace(notebook, budget_seconds=None) if rehearse else notebook, output / name))
-    return jobs
-
-
-async def run_all(jobs: list[Job], display: _Display, *, at_once: int, data: str, **options: Any) -> None:
-    """Run the jobs in their order, `at_once` at a time; what goes wrong with one is noted in it and stops no other.
-
-    `options` are those of `execute`, timeout and rehearse, and what is stored: save, cells.
-    """
-    waiting = iter(jobs)
-    at_once = min(at_once, sum(job.notebook.path.is_file() for job in jobs)) or 1
-    env = {"COURSE_DATA": data, **share_of_cores(at_once)}
-
-    async def work() -> None:
-        for job in waiting:
-            await _run_one(job, display, env=env, **options)
-
-    await asyncio.gather(*(work() for _ in range(at_once)))
-
-
-async def _run_one(job: Job, display: _Display, *, save: bool, cells: list[str], **options: Any) -> None:
-    path = job.notebook.path
-    if not path.is_file():
-        job.status = "not written yet"
-        return
-    job.status = "running"
-    display.line(job, "started")
-    try:
-        notebook, digest = read_notebook(path)
-        await execute(notebook, path.parent, job.progress, **options)
-        _keep_changed_copy(job)
-        copy = deepcopy(notebook)
-        copy.metadata[STAMP] = _digest(notebook)
-        write_notebook(copy, job.target)
-        if save and job.progress.failure is None:
-            _save(job, notebook, digest, cells)
-    except NotebookError as error:
-        job.progress.failure = Failure(str(error))
-        _keep_changed_copy(job)
-        job.target.unlink(missing_ok=True)  # an older copy would look like this run's
-    except asyncio.CancelledError:
-        job.status = "interrupted"
-        raise
-    except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
-        job.progress.failure = Failure(f"{type(error).__name__}: {error}")
-    job.status = "passed" if job.progress.failure is None else "failed"
-    if job.progress.cut:
-        job.notes.append(f"cell '{job.progress.cut}' gave too much output; it was cut")
-    display.finished(job)
-
-
-def _digest(notebook: NotebookNode) -> str:
-    """Of the sources and outputs."""
-    content = [[cell.cell_type, cell.source, cell.get("outputs")] for cell in notebook.cells]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _keep_changed_copy(job: Job) -> None:
-    """Move an older copy that isn't as it was written out of the way; somebody may have worked in it."""
-    target = job.target
-    if not target.exists():
-        return
-    with contextlib.suppress(NotebookError):
-        old, _ = read_notebook(target)
-        if old.metadata.get(STAMP) == _digest(old):
-            return
-    names = ("edited", *(f"edited-{number}" for number in range(2, 1000)))
-    kept = next(path for name in names if not (path := target.with_suffix(f".{name}.ipynb")).exists())
-    target.rename(kept)
-    job.notes.append(f"an older copy had been changed; it is kept as {kept.name}")
+    return 0 if "passed" in states and "failed" not in states else 1
 
 
 def _require_cells(jobs: list[Job], cells: list[str]) -> None:
     """SelectionError if there isn't one notebook, or it lacks a code cell of these ids."""
-    if len(jobs) != 1 or not jobs[0].notebook.path.is_file():
+    if len(jobs) != 1:
         raise SelectionError("--cell needs one notebook, such as 15-03.")
     notebook, _ = read_notebook(jobs[0].notebook.path)
     code = {cell.get("id") for cell in notebook.cells if cell.cell_type == "code"}
@@ -208,12 +111,78 @@ def _require_cells(jobs: list[Job], cells: list[str]) -> None:
             raise SelectionError(f"{jobs[0].notebook.label} has no code cell {cell!r}.")
 
 
+def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> bool:
+    """Run the jobs in their order, some at a time; returns whether they were interrupted."""
+    at_once = min(args.jobs, sum(job.notebook.path.is_file() for job in jobs)) or 1
+    env = {"COURSE_DATA": data, **share_of_cores(at_once)}
+    with asked_to_end(), ThreadPoolExecutor(at_once) as pool:
+        try:
+            running = [pool.submit(_run, job, args, env, console) for job in jobs]
+            while wait(running, REPORT_SECONDS).not_done:
+                for job in jobs:
+                    if job.status == "running":
+                        at = job.progress
+                        _say(console, job, f"cell {at.cell}/{at.cells}  {at.seconds:.0f} s")
+        except KeyboardInterrupt:
+            for job in jobs:
+                job.progress.stop = True
+            return True
+    return False
+
+
+def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Console) -> None:
+    """Run one notebook; what goes wrong is noted in the job and stops no other."""
+    path, progress = job.notebook.path, job.progress
+    if progress.stop or not path.is_file():
+        job.status = "interrupted" if progress.stop else "not written yet"
+        return
+    job.status = "running"
+    _say(console, job, "started")
+    try:
+        _put_aside(job)
+        notebook, digest = read_notebook(path)
+        execute_blocking(notebook, path.parent, progress, timeout=args.timeout, env=env, rehearse=args.rehearse)
+        if progress.stop:
+            job.status = "interrupted"
+            return
+        copy = deepcopy(notebook)
+        copy.metadata[STAMP] = _digest(notebook)
+        write_notebook(copy, job.target)
+        if args.save and progress.failure is None:
+            _save(job, notebook, digest, args.cell)
+    except NotebookError as error:
+        progress.failure = Failure(str(error))
+    except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
+        progress.failure = Failure(f"{type(error).__name__}: {error}")
+    job.status = "passed" if progress.failure is None else "failed"
+    _say(console, job, f"{job.status}  {progress.seconds:.1f} s")
+    if progress.failure is not None:
+        console.print(_explain(job), soft_wrap=True)
+
+
+def _digest(notebook: NotebookNode) -> str:
+    """Of the sources: what somebody may have written."""
+    sources = [[cell.cell_type, cell.source] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def _put_aside(job: Job) -> None:
+    """Remove an older copy, or rename it if it isn't as it was written: somebody may have worked in it."""
+    if not job.target.exists():
+        return
+    with contextlib.suppress(NotebookError):
+        old, _ = read_notebook(job.target)
+        if old.metadata.get(STAMP) == _digest(old):
+            job.target.unlink()
+            return
+    changed = datetime.fromtimestamp(job.target.stat().st_mtime)
+    kept = job.target.rename(job.target.with_suffix(f".edited-{changed:%Y-%m-%d-%H%M%S}.ipynb"))
+    job.notes.append(f"an older copy had been changed; it is kept as {kept.name}")
+
+
 def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> None:
     """Put the outputs of `cells`, or of all if there are none, into the source, and nothing else."""
     path = job.notebook.path
-    if job.progress.cut:
-        job.notes.append("not saved: output was cut")
-        return
     if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         job.notes.append("not saved: the file was changed while it ran")
         return
@@ -231,99 +200,37 @@ def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> No
 # what the user sees
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    # a log has no width: 80 columns would break the table
-    return console if console.is_terminal else Console(highlight=False, width=140)
-
-
-class _Display:
-    """Tells of the jobs in lines while they run: when one starts and ends, and every REPORT_SECONDS where it is."""
-
-    def __init__(self, jobs: list[Job], console: Console) -> None:
-        self.jobs, self.console = jobs, console
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._report, daemon=True)
-
-    def __enter__(self) -> _Display:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(timeout=5)
-
-    def line(self, job: Job, text: str) -> None:
-        self.console.print(Text(f"{job.notebook.label}  {text}"), soft_wrap=True)
-
-    def finished(self, job: Job) -> None:
-        self.line(job, f"{job.status}  {job.progress.elapsed:.1f} s  {_size(job.progress.peak)}")
-        if job.progress.failure is not None:
-            self.console.print(_explain(job), soft_wrap=True)
-
-    def _report(self) -> None:
-        while not self._done.wait(REPORT_SECONDS):
-            for job in self.jobs:
-                if job.status == "running":
-                    at = job.progress
-                    self.line(job, f"cell {at.cell}/{at.cells}  {at.elapsed:.0f} s  {_size(at.memory)}")
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:.2f} GB" if number else ""
+def _say(console: Console, job: Job, text: str) -> None:
+    console.print(f"{job.notebook.label}  {text}", soft_wrap=True)
 
 
 def _explain(job: Job) -> Text:
-    """A failure in full: where, the cell's source with a mark at the line, the traceback."""
-    failure = job.progress.failure
-    path = job.notebook.path
+    """A failure in full: where, why, and the traceback or the cell."""
+    failure, path = job.progress.failure, job.notebook.path
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    told = Text().append(f"\nFAILED  {name}\n", "bold red")
-    if failure.cell_number:
-        told.append(f"code cell {failure.cell_number} of {job.progress.cells}, id '{failure.cell_id}'\n", "bold")
-    told.append(f"{failure.reason}\n\n")
-    for number, line in enumerate(failure.source.splitlines(), start=1):
-        marked = number == failure.line
-        told.append(f"{'>' if marked else ' '} {number:3} | {line}\n", "bold" if marked else "dim")
-    told.append("\n")
-    return told.append(Text.from_ansi(failure.traceback))
+    where = (
+        f"code cell {job.progress.cell} of {job.progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
+    )
+    heading = (f"\nFAILED  {name}\n", "bold red")
+    return Text.assemble(heading, (where, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
 
 
 def _summary(jobs: list[Job]) -> Table:
     table = Table(header_style="bold")
-    for name in ("topic", "title", "status"):
+    for name in ("topic", "title", "status", "seconds / budget", "peak memory"):
         table.add_column(name, no_wrap=name != "title")
-    table.add_column("seconds / budget", justify="right", no_wrap=True)
-    table.add_column("peak memory", justify="right", no_wrap=True)
-    table.add_column("device", no_wrap=True)
     for job in jobs:
         progress, budget = job.progress, job.notebook.budget_seconds
-        status = Text(job.status, STYLES.get(job.status, "dim"))
-        if job.status == "failed" and progress.failure.cell_id:
-            status.append(f" ({progress.failure.cell_id})")
-        seconds = Text()
-        if progress.seconds is not None:
-            over = budget is not None and progress.seconds > budget
-            seconds.append(f"{progress.seconds:.1f}" + ("" if budget is None else f" / {budget:g}"))
-            if over:
-                seconds.append(" over budget")
-                seconds.stylize("yellow")
-        for note in job.notes:
-            status.append(f"\n{note}", "default")
+        failed_in = f" ({progress.failure.cell_id})" if progress.failure and progress.failure.cell_id else ""
+        seconds = f"{progress.seconds:.1f}" if progress.seconds else ""
+        if seconds and budget:
+            seconds += f" / {budget:g}" + (" over budget" if progress.seconds > budget else "")
         table.add_row(
-            job.notebook.topic or "", job.notebook.title, status, seconds, _size(progress.peak), progress.device
+            job.notebook.topic or "",
+            job.notebook.title,
+            "\n".join([job.status + failed_in, *job.notes]),
+            seconds,
+            f"{progress.peak / 1e9:.2f} GB" if progress.peak else "",
+            style=STYLES.get(job.status, "dim"),
         )
     return table
-
-
-def _closing_lines(jobs: list[Job], output: Path, data: str, seconds: float, console: Console) -> None:
-    states = [job.status for job in jobs]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    console.print(Text(f"{counts}; {seconds:.0f} s in all, COURSE_DATA={data}."), soft_wrap=True)
-    console.print(
-        Text("Peak memory is the largest sum over a kernel and its child processes; shared pages count once on Linux."),
-        style="dim",
-        soft_wrap=True,
-    )
-    if any(job.target.is_file() for job in jobs if job.status in ("passed", "failed")):
-        console.print(Text(f"The executed copies are in {output.resolve()}"), soft_wrap=True)

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from course.environment import ROOT
 from course.syllabus import Syllabus
 
 
@@ -32,43 +31,30 @@ class Selected:
 def select(names: list[str], syllabus: Syllabus) -> list[Selected]:
     """The notebooks that `names` mean, each once, in the order given; without names all topics of the syllabus.
 
-    A name is a topic ("15-01", "15-1", "1"), a notebook file (relative to the current folder or to the repository, or a
-    bare file name of the syllabus) or a folder of notebooks. Topics needn't exist as files; raises SelectionError for
-    any other name that means nothing.
+    A name is a topic ("15-01", "15-1", "1"), a notebook file or a folder of notebooks. Topics needn't exist as files;
+    raises SelectionError for any other name that means nothing.
     """
     known = {
         topic.path.resolve(): Selected(number, topic.title, topic.path.resolve(), topic.budget_seconds)
         for number, topic in syllabus.topics.items()
     }
     by_number = {selected.topic: selected for selected in known.values()}
-    by_file = {selected.path.name: selected for selected in known.values()}
-    if not names:
-        return list(known.values())
     found: dict[Path, Selected] = {}
-    for name in names:
+    for name in names or by_number:
         number = re.fullmatch(r"(?:(\d+)-)?(\d+)", name)
         if number:
             topic = f"{number[1] or syllabus.module.number}-{int(number[2]):02d}"
             if topic not in by_number:
                 raise SelectionError(f"there is no topic {topic}. The syllabus has {', '.join(by_number)}.")
             matches = [by_number[topic]]
-        elif name in by_file and not Path(name).exists():
-            matches = [by_file[name]]
         else:
-            matches = [known.get(path, Selected(None, path.stem, path)) for path in _files(name)]
+            matches = [known.get(path, Selected(None, path.stem, path)) for path in _files(Path(name).resolve())]
         found.update({selected.path: selected for selected in matches})
     return list(found.values())
 
 
-def _files(name: str) -> list[Path]:
-    for path in (Path(name), ROOT / name):
-        if path.is_dir():
-            notebooks = sorted(path.resolve().glob("*.ipynb"))
-            if not notebooks:
-                raise SelectionError(f"there are no notebooks in {path}.")
-            return notebooks
-        if path.is_file():
-            if path.suffix != ".ipynb":
-                raise SelectionError(f"{path} is no notebook (.ipynb).")
-            return [path.resolve()]
-    raise SelectionError(f"'{name}' is neither a topic (15-01, 15-1, 1) nor an existing notebook or folder.")
+def _files(path: Path) -> list[Path]:
+    notebooks = sorted(path.glob("*.ipynb")) if path.is_dir() else [path]
+    if not notebooks or notebooks[0].suffix != ".ipynb" or not notebooks[0].is_file():
+        raise SelectionError(f"'{path}' is neither a topic (15-01, 15-1, 1) nor a notebook or a folder that has some.")
+    return notebooks

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from course.environment import ROOT
 
@@ -22,8 +23,6 @@ STATUSES = ("finished", "draft")
 # a topic's number in the curriculum: module, hyphen, two digits ("5-07", "15-10")
 _NUMBER = re.compile(r"[1-9]\d?-\d\d")
 _ADDRESS = re.compile(r"https://[\w.~:/@%+-]+")  # goes into a text of Python
-# types of fields, as they are written below, and what TOML has for them
-_KINDS = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[Warning_, ...]": list}
 
 
 class SyllabusError(ValueError):
@@ -128,75 +127,62 @@ def parse(text: str, path: Path) -> Syllabus:
         raise SyllabusError(f"{path.name}: not valid TOML (a table or key given twice?): {error}") from None
     if document.keys() != {"module", "topics"} or not document["topics"]:
         raise SyllabusError(f"{path.name}: needs the table [module] and tables of topics, and no others")
-
-    module_table = document["module"]
-    if module_table.get("repository") == "":
-        del module_table["repository"]  # not filled in yet
-    module = Module(**_checked(module_table, Module, f"{path.name}: [module]"))
+    module = _made(Module, document["module"], f"{path.name}: [module]")
     if module.repository and not _ADDRESS.fullmatch(module.repository):
         raise SyllabusError(f"{path.name}: [module]: repository must look like https://…, not {module.repository!r}")
     topics = {
         number: _topic(number, table, module, path.parent, f"{path.name}: topic {number}")
         for number, table in document["topics"].items()
     }
-    _check_between_topics(topics, module, path.name)
+    titles = [topic.title for topic in topics.values()]
+    for number, topic in topics.items():
+        if titles.count(topic.title) > 1:
+            raise SyllabusError(f"{path.name}: topic {number}: another topic has the title {topic.title!r}, too")
+        for other in (*topic.prerequisites, *topic.must_reference):
+            if number_key(other)[0] == module.number and other not in topics:
+                raise SyllabusError(f"{path.name}: topic {number}: names {other}, which is no topic here")
+        if number in _needs(number, topics):
+            raise SyllabusError(f"{path.name}: topic {number}: prerequisites lead back to {number} itself")
     return Syllabus(path=path, module=module, topics=topics)
 
 
-def _checked(table: object, kind: type, where: str) -> dict:
-    """The table, if it has exactly the keys that the class has fields for, of the right types and not empty."""
-    if not isinstance(table, dict):
-        raise SyllabusError(f"{where}: must be a table, not {table!r}")
-    known = {one.name: one for one in fields(kind) if kind is not Topic or one.name not in ("number", "path")}
-    for key, field in known.items():
-        if key not in table and field.default is MISSING:
-            raise SyllabusError(f"{where}: key {key!r} is missing")
+def _made(kind: type, table: dict, where: str, **more: Any) -> Any:
+    """An object of the table's values, if it has the keys that the class has fields for, and of the right types."""
     for key, value in table.items():
-        if key not in known:
-            raise SyllabusError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
-        wanted = _KINDS[known[key].type]
-        if type(value) is not wanted or (wanted is int and value <= 0) or (wanted is str and not value.strip()):
-            raise SyllabusError(f"{where}: {key} must be of type {wanted.__name__} and say something, not {value!r}")
-    return table
+        wanted = kind.__annotations__.get(key)
+        if wanted in ("int", "str", "bool") and type(value).__name__ != wanted:
+            raise SyllabusError(f"{where}: {key} must be of type {wanted}, not {value!r}")
+    try:
+        return kind(**{**table, **more})
+    except TypeError as error:  # Topic.__init__() missing 1 required positional argument: 'owns'
+        raise SyllabusError(f"{where}: {str(error).partition('() ')[2]}") from None
 
 
 def _numbers(values: list, where: str) -> tuple[str, ...]:
     for value in values:
-        if not isinstance(value, str) or not _NUMBER.fullmatch(value) or values.count(value) > 1:
-            raise SyllabusError(f'{where} holds {value!r}, which is no topic number like "5-07", or is there twice')
+        if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+            raise SyllabusError(f'{where} holds {value!r}, which is no topic number like "5-07"')
     return tuple(values)
 
 
-def _topic(number: str, table: object, module: Module, folder: Path, where: str) -> Topic:
+def _topic(number: str, table: dict, module: Module, folder: Path, where: str) -> Topic:
     if not _NUMBER.fullmatch(number) or number_key(number)[0] != module.number:
         raise SyllabusError(f'{where}: the number must look like "{module.number}-01"')
-    table = dict(_checked(table, Topic, where))
-    for key, allowed in (("dataset", DATASETS), ("template", TEMPLATES), ("status", STATUSES)):
-        if key in table and table[key] not in allowed:
-            raise SyllabusError(f"{where}: {key} is {table[key]!r}; possible are {', '.join(allowed)}")
-    if not re.fullmatch(rf"{number}_[a-z0-9_]+\.ipynb", table["file"]):
-        raise SyllabusError(f"{where}: file must look like {number}_words_of_the_title.ipynb, not {table['file']!r}")
     warnings = []
-    for index, warning in enumerate(table.get("warnings", []), start=1):
-        _checked(warning, Warning_, f"{where}: warning {index}")
-        references = _numbers(warning["references"], f"{where}: warning {index}: references")
-        warnings.append(Warning_(warning["text"], references))
-    table["prerequisites"] = _numbers(table["prerequisites"], f"{where}: prerequisites")
-    return Topic(**{**table, "number": number, "path": folder / table["file"], "warnings": tuple(warnings)})
-
-
-def _check_between_topics(topics: dict[str, Topic], module: Module, name: str) -> None:
-    """Titles are unique; prerequisites and references within the module exist; nothing needs itself."""
-    titles = [topic.title for topic in topics.values()]
-    for number, topic in topics.items():
-        where = f"{name}: topic {number}"
-        if titles.count(topic.title) > 1:
-            raise SyllabusError(f"{where}: another topic has the title {topic.title!r}, too")
-        for other in (*topic.prerequisites, *topic.must_reference):
-            if number_key(other)[0] == module.number and other not in topics:
-                raise SyllabusError(f"{where}: names {other}, which is no topic here")
-        if number in _needs(number, topics):
-            raise SyllabusError(f"{where}: prerequisites lead back to {number} itself")
+    for index, row in enumerate(table.get("warnings", []), start=1):
+        warning = _made(Warning_, row, f"{where}: warning {index}")
+        references = _numbers(warning.references, f"{where}: warning {index}: references")
+        warnings.append(replace(warning, references=references))
+    needs = _numbers(table.get("prerequisites", []), f"{where}: prerequisites")
+    path = folder / str(table.get("file"))
+    more = {"number": number, "path": path, "prerequisites": needs, "warnings": tuple(warnings)}
+    topic = _made(Topic, table, where, **more)
+    for key, allowed in (("dataset", DATASETS), ("template", TEMPLATES), ("status", STATUSES)):
+        if (value := getattr(topic, key)) not in allowed:
+            raise SyllabusError(f"{where}: {key} is {value!r}; possible are {', '.join(allowed)}")
+    if not re.fullmatch(rf"{number}_[a-z0-9_]+\.ipynb", topic.file):
+        raise SyllabusError(f"{where}: file must look like {number}_words_of_the_title.ipynb, not {topic.file!r}")
+    return topic
 
 
 def _needs(number: str, topics: dict[str, Topic]) -> set[str]:

@@ -19,7 +19,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 from course import syllabus
 from course.environment import ROOT
@@ -32,9 +31,10 @@ ALL = "--all"
 ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
 ELSEWHERE = ["*test_nbgrader.py", "*test_grade_elsewhere.py", "*test_jupyterlab.py", "*test_offline.py"]
 WORKERS = 2
-WITHOUT_NOTEBOOKS = "not notebook"  # as -m: tests that wait more than they compute, so more workers than cores
-NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
+# loadfile: a notebook's cells must stay together, in one kernel. A test that hangs ends its worker (pyproject.toml):
+# without another one the run ends, and names it
+XDIST = ["-p", "xdist", "-n", str(WORKERS), "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,41 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run pytest; returns its exit status (5, no tests found, is a failure like any other).
-
-    1 as well if a topic was named that isn't written yet; 2 if there is no such topic.
-    """
+    """Run pytest; returns its exit status (5, no tests found, is a failure like any other), 2 for wrong usage."""
     start = time.monotonic()
     try:
-        notebooks, rest = _split(args.extra)
-    except (SelectionError, syllabus.SyllabusError) as error:
-        print(f"test: {error}", file=sys.stderr)
-        return 2
-    missing = [notebook for notebook in notebooks if not notebook.path.is_file()]
-    for notebook in missing:
-        print(f"test: {notebook.label} is not written yet: python -m course new {notebook.label}", file=sys.stderr)
-    written = [notebook for notebook in notebooks if notebook not in missing]
-    if missing and not written:
-        return 1
-    try:
+        arguments = pytest_arguments(*_split(args.extra))
         data = check_settings()
-    except SettingError as error:
+    except (SelectionError, syllabus.SyllabusError, SettingError) as error:
         print(f"test: {error}", file=sys.stderr)
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
     env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
     env.setdefault("COURSE_TIMING", "rough")  # nobody reads the times
-    env.pop(NO_PLUGINS, None)  # nbval is one
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of some hundred processes compiles the project anew
-    if _without_notebooks(written, rest):
-        env[NO_PLUGINS] = "1"  # nbval, and what else is installed, takes a second to import in each worker
-    status = subprocess_status([sys.executable, "-m", "pytest", *pytest_arguments(written, rest)], env)
+    env.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)  # nbval is one
+    status = subprocess_status([sys.executable, "-m", "pytest", *arguments], env)
     # a signal that ended pytest is a negative number here
     status = 128 - status if status < 0 else status
     outcome = "passed" if status == 0 else f"failed (exit status {status})"
-    outcome += f", but {', '.join(notebook.label for notebook in missing)} not written yet" if missing else ""
     print(f"test: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
-    return status or bool(missing)
+    return status
 
 
 def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
@@ -86,7 +69,11 @@ def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
     for argument in rest:
         if re.fullmatch(r"[^-].*\.py(::.*)?", argument) and not _is_path(argument):
             raise SelectionError(f"there is no file {argument.split('::')[0]}.")  # pytest's workers don't name it
-    return select(names, syllabus.load()) if names else [], rest
+    notebooks = select(names, syllabus.load()) if names else []
+    for notebook in notebooks:
+        if not notebook.path.is_file():
+            raise SelectionError(f"{notebook.label} is not written yet: python -m course new {notebook.label}")
+    return notebooks, rest
 
 
 def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
@@ -94,35 +81,21 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
 
     To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
     """
-    without = _without_notebooks(notebooks, extra)
-    arguments = ["-p", "course.fast_start", *([] if without else NBVAL)]
-    if importlib.util.find_spec("xdist"):
-        # loadfile: a notebook's cells must stay together, in one kernel; conftest.py says what may be apart
-        workers = 2 * WORKERS if without else WORKERS  # much of what is about no notebook is waiting
-        arguments += ["-p", "xdist", "-n", str(workers), "--dist", "loadfile"]
+    arguments = ["-p", "course.fast_start", *NBVAL, *(XDIST if importlib.util.find_spec("xdist") else [])]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:
             number = notebook.topic.replace("-", "_")
             paths += sorted([*ROOT.glob(f"tests/test_checks_{number}*.py"), *ROOT.glob(f"tests/test_{number}_*.py")])
-        arguments += [_short(path) for path in paths] + ["--notebook", _short(notebook.path)]
+        arguments += [*map(str, paths), "--notebook", str(notebook.path)]
     if not notebooks and not any(map(_is_path, extra)):
         everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
         everything += sorted((ROOT / "templates").glob("*.ipynb"))
         left_out = [] if ALL in extra else [f"--ignore-glob={files}" for files in ABOUT_ONE + ELSEWHERE]
-        arguments += ["tests", *left_out, *map(_short, [] if without else everything)]
+        arguments += ["tests", *left_out, *map(str, everything)]
     return [*arguments, *(argument for argument in extra if argument != ALL)]
-
-
-def _without_notebooks(notebooks: list[Selected], extra: list[str]) -> bool:
-    return WITHOUT_NOTEBOOKS in extra and not notebooks
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def _is_path(argument: str) -> bool:
     """Whether an argument for pytest names something to test."""
-    path = Path(argument.split("::")[0])
-    return not argument.startswith("-") and (path.exists() or (ROOT / path).exists())
+    return not argument.startswith("-") and (ROOT / argument.split("::")[0]).exists()

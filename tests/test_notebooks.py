@@ -1,6 +1,6 @@
 """Every notebook and template: its student edition has no solution, and runs unsolved, on a pretended accelerator too.
 
-`--notebook FILE` takes only that one. conftest.py lets each of these tests go to another worker.
+`--notebook FILE` takes only that one.
 """
 
 import copy
