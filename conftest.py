@@ -55,6 +55,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but each execution of an edition by itself: one takes a minute, and there are twenty."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if "test_notebooks.py" in nodeid else super()._split_scope(nodeid)
+
+    return Files(config, log)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
     """What was there before needn't be looked through by each gc.collect() of a check, which took most of its time."""
