@@ -65,9 +65,13 @@ def collect(source: Path) -> Collection:
         source = inside[0] if _is_zip(inside[0]) else source  # an export, as it was downloaded
     if not source.is_dir() and not _is_zip(source):
         raise CollectingError(f"{source} is neither a folder nor a zip file")
-    with tempfile.TemporaryDirectory(prefix="submissions-") as scratch:
-        walk = _in_folder(source, (), scratch, 0) if source.is_dir() else _in_zip(source, (), scratch, 0)
-        found = [_File(_below_export(parts), path, problem) for parts, path, problem in walk]
+    with tempfile.TemporaryDirectory(prefix="submissions-") as folder:
+        scratch = Path(folder)
+        if source.is_dir():
+            found = [file for path in sorted(source.iterdir()) for file in _found(path, (), scratch, 0)]
+        else:
+            found = list(_in_zip(source, (), scratch))
+        found = [file._replace(parts=_below_export(file.parts)) for file in found]
         return _sorted_out([file for file in found if file.parts], home)
 
 
@@ -124,62 +128,62 @@ class _File(NamedTuple):
         return not self.problem and self.path.is_dir()
 
 
-def _in_folder(folder: Path, above: tuple[str, ...], scratch: str, depth: int) -> Iterator[_File]:
-    for path in sorted(folder.iterdir()):
-        # umlauts in one form, whichever the system has; what is no UTF-8 could not be written
-        name = unicodedata.normalize("NFC", os.fsencode(path.name).decode("utf-8", "replace"))
-        parts = (*above, name)
-        if _is_ignored(name):
-            continue
-        if path.is_symlink():
-            yield _File(parts, path, "it is a link, and none is followed")
-        elif path.is_dir():
-            yield _File(parts, path)
-            yield from _in_folder(path, parts, scratch, depth)
-        elif _is_zip(path):
-            yield from _in_zip(path, (*above, name[:-4]), scratch, depth)
-        elif path.is_file():
-            yield _File(parts, path)
-
-
-def _in_zip(file: Path, above: tuple[str, ...], scratch: str, depth: int) -> Iterator[_File]:
-    """What is in a zip file, and what of it can't be read. Names that lead elsewhere are taken as ones that don't."""
-    named = (*above[:-1], f"{above[-1]}.zip") if above else (file.name,)
-    if depth > 1:
-        yield _File(named, file, "it is a zip file in a zip file in a zip file")
+def _found(path: Path, above: tuple[str, ...], scratch: Path, depth: int) -> Iterator[_File]:
+    """A file, or a folder or zip file with what is in it; nothing of what isn't looked at."""
+    # umlauts in one form, whichever the system has; what is no UTF-8 could not be written
+    name = unicodedata.normalize("NFC", os.fsencode(path.name).decode("utf-8", "replace"))
+    parts = (*above, name)
+    if _is_ignored(name):
         return
-    folder, left = Path(tempfile.mkdtemp(dir=scratch)), UNPACKED
-    problems = []
+    if path.is_symlink():
+        yield _File(parts, path, "it is a link, and none is followed")
+    elif _is_zip(path):
+        yield from _in_zip(path, (*above, name[:-4]), scratch, depth)
+    elif path.is_dir():
+        yield _File(parts, path)
+        for inside in sorted(path.iterdir()):
+            yield from _found(inside, parts, scratch, depth)
+    elif path.is_file():
+        yield _File(parts, path)
+
+
+def _in_zip(file: Path, above: tuple[str, ...], scratch: Path, depth: int = 0) -> Iterator[_File]:
+    """What is in a zip file. Its notebooks and zip files are unpacked; names that lead elsewhere are made harmless."""
+    named = (*above[:-1], f"{above[-1]}.zip") if above else (file.name,)
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    left = UNPACKED
     try:
+        if depth > 1:
+            raise UnreadableError("it is a zip file in a zip file in a zip file")
         with _opened(file) as archive:
             for info in archive.infolist():
-                parts = (*above, *filter(None, info.filename.split("/")))
-                if info.file_size > FILE_SIZE and not info.filename.lower().endswith(".zip"):
-                    if info.filename.lower().endswith(".ipynb"):
-                        told = f"it has more than {FILE_SIZE / 1e6:g} MB when it is unpacked"
-                        problems.append(_File(parts, folder / parts[-1], told))
+                pieces = unicodedata.normalize("NFC", info.filename).split("/")
+                parts = (*above, *(piece for piece in pieces if piece not in ("", "..")))
+                if parts == above or any(map(_is_ignored, parts)):
                     continue
-                left -= info.file_size
-                if left < 0:
-                    told = f"it unpacks to more than {UNPACKED / 1e9:g} GB; the rest is left out"
-                    problems.append(_File(named, file, told))
-                    break
-                try:
-                    path = Path(archive.extract(info, folder))
-                    if path.is_file():
+                path = folder / parts[-1]
+                is_wanted = parts[-1].lower().endswith((".ipynb", ".zip", _METADATA))
+                if not is_wanted or info.is_dir():
+                    yield _File(parts, folder if info.is_dir() else path)
+                elif info.file_size > FILE_SIZE and not parts[-1].lower().endswith(".zip"):
+                    yield _File(parts, path, f"it has more than {FILE_SIZE / 1e6:g} MB when it is unpacked")
+                elif (left := left - info.file_size) < 0:
+                    raise UnreadableError(f"it unpacks to more than {UNPACKED / 1e9:g} GB; the rest is left out")
+                else:
+                    try:
+                        path = Path(archive.extract(info, folder))
                         written = time.mktime((*info.date_time, 0, 0, -1))
                         os.utime(path, (written, written))
-                except _DAMAGES as error:
-                    problems.append(_File(parts, folder / parts[-1], str(error) or "it is damaged"))
+                    except _DAMAGES as error:
+                        yield _File(parts, path, str(error) or "it is damaged")
+                    else:
+                        yield from _found(path, parts[:-1], scratch, depth + 1)
     except _DAMAGES as error:
-        problems.append(_File(named, file, str(error) or "it is damaged"))
-    bad = {problem.parts for problem in problems}
-    yield from (one for one in _in_folder(folder, above, scratch, depth + 1) if one.parts not in bad)
-    yield from (problem for problem in problems if not any(map(_is_ignored, problem.parts)))
+        yield _File(named, file, str(error) or "it is damaged")
 
 
 # also: encrypted, or packed in a way that Python doesn't know
-_DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError)
+_DAMAGES = (UnreadableError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError)
 
 
 def _opened(file: Path) -> zipfile.ZipFile:

@@ -208,21 +208,21 @@ def _kill_group(leader: int) -> None:
 def end_family(pid: int) -> None:
     """Kill what a process has started, also what is started meanwhile; it itself stays."""
     end = time.monotonic() + 30
-    with contextlib.suppress(psutil.Error):
-        first = psutil.Process(pid)
-        while (family := first.children(recursive=True)) and time.monotonic() < end:
-            for member in family:
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
-            if all(map(_has_ended, family)):
-                return
-            time.sleep(0.002)
+    while (family := _living_children(pid)) and time.monotonic() < end:
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        time.sleep(0.002)
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def _living_children(pid: int) -> list[psutil.Process]:
+    living = []
     with contextlib.suppress(psutil.Error):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    living.append(child)
+    return living
 
 
 @functools.cache
