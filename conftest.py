@@ -29,7 +29,7 @@ ORDER = ("edition", "nbval", "slow", "processes")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course")
-    group.addoption("--all-topics", action="store_true", help="grade right answers to all topics, not to three")
+    group.addoption("--all-topics", action="store_true", help="grade right answers to all topics, not to one")
     group.addoption("--notebook", action="append", default=[], metavar="FILE", help="only this one (repeatable)")
 
 
