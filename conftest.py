@@ -19,7 +19,7 @@ ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebo
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course")
-    group.addoption("--all-topics", action="store_true", help="grade right answers to all topics, not to three")
+    group.addoption("--all-topics", action="store_true", help="grade right answers to all topics, not to one")
     group.addoption("--notebook", action="append", default=[], metavar="FILE", help="only this one (repeatable)")
 
 

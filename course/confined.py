@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import itertools
 import json
 import multiprocessing as mp
 import multiprocessing.resource_tracker
@@ -30,7 +29,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
@@ -43,8 +41,8 @@ LOOK_SECONDS = 0.1  # between two looks at what it holds and has started
 NOT_SEALED = "not sealed"
 MESSAGE = 2_000_000  # bytes; nothing longer is listened to
 
+interrupted = threading.Event()  # whoever sets it ends all waiting: `hear` raises Stopped
 _STARTING = threading.Lock()
-_numbers = itertools.count()
 
 
 class Stopped(Exception):
@@ -88,39 +86,29 @@ def prepare(sources: Iterable[str], also: Iterable[str] = ()) -> None:
 class Confined:
     """A process that runs a function; used as a context manager, at whose end nothing of it is left."""
 
-    def __init__(
-        self,
-        work: Callable[..., None],
-        arguments: tuple,
-        limits: Limits,
-        *,
-        is_sealed: bool = False,
-        stop: threading.Event | None = None,
-    ) -> None:
+    def __init__(self, work: Callable[..., None], arguments: tuple, limits: Limits, *, is_sealed: bool = False) -> None:
         """`work` is a function of a module; it gets a connection to `say` something through, and the arguments.
 
-        When `stop` is set, `hear` raises Stopped. `can_seal` says whether a process can be sealed.
+        `can_seal` says whether a process can be sealed.
         """
-        self._work, self._arguments, self._limits = work, arguments, limits
-        self._is_sealed, self._stop = is_sealed, stop
+        self._work, self._arguments, self._limits, self._is_sealed = work, arguments, limits, is_sealed
         self._base = 0
 
     def __enter__(self) -> Confined:
         """Start it. Raises OSError if no process can be started."""
         context = mp.get_context("forkserver" if LINUX else "spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="confined-", ignore_cleanup_errors=True)
-        self._group = _control_group(self._limits.processes) if LINUX else None
         self._link, theirs = context.Pipe()
-        hidden = [multiprocessing.util.get_temp_dir()] if LINUX else []  # who reaches the server can leave all limits
-        arguments = (self._work, self._arguments, self._limits, self._folder.name, hidden if self._is_sealed else None)
-        self._process = context.Process(target=_enter, args=(*arguments, self._group, theirs))
+        # who reaches the server can leave all limits
+        hidden = multiprocessing.util.get_temp_dir() if self._is_sealed else None
+        arguments = (self._work, self._arguments, self._limits, self._folder.name, hidden, theirs)
+        self._process = context.Process(target=_enter, args=arguments)
         try:
             with _STARTING:
                 self._process.start()
-        except BaseException as error:
-            self._clear_away()
-            if not isinstance(error, EOFError | OSError):
-                raise
+        except (EOFError, OSError) as error:
+            self._link.close()
+            self._folder.cleanup()
             raise OSError(f"no process can be started ({type(error).__name__}: {error})") from None
         finally:
             theirs.close()
@@ -130,17 +118,8 @@ class Confined:
         self._kill()
         self._process.join(60)  # close() raises if it is still there
         self._process.close()
-        self._clear_away()
-
-    def _clear_away(self) -> None:
         self._link.close()
         self._folder.cleanup()
-        end = time.monotonic() + 20  # the kernel takes a moment to let go of what was killed
-        while self._group is not None and self._group.is_dir() and time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                self._group.rmdir()
-                break
-            time.sleep(0.01)
 
     def hear(self, seconds: float) -> Any:
         """What the process says next.
@@ -156,7 +135,7 @@ class Confined:
                 return self._receive(max(left, 1.0))
             if ready:
                 raise Stopped(self._fate())
-            if self._stop is not None and self._stop.is_set():
+            if interrupted.is_set():
                 raise Stopped("it was interrupted")
             if left <= 0:
                 raise Stopped(f"it took more than {seconds:g} s")
@@ -174,8 +153,6 @@ class Confined:
             raise Stopped("it sent what is no result") from None
         finally:
             watch.cancel()
-        # what each process is born with is no memory that the code has taken; who forks later is born with it, too
-        self._base = self._base or max(map(_memory, self._family()), default=0)
         if isinstance(message, dict) and NOT_SEALED in message:
             raise OSError(f"a process can't be sealed: {message[NOT_SEALED]}")
         return message
@@ -186,27 +163,24 @@ class Confined:
         status = self._process.exitcode
         if not status:
             return "its process ended before there was a result"
-        number = -status if status < 0 else status - 128
-        if number > 0:
-            with contextlib.suppress(ValueError):
-                return f"its process was ended by {signal.Signals(number).name}"
+        with contextlib.suppress(ValueError):
+            return f"its process was ended by {signal.Signals(-status if status < 0 else status - 128).name}"
         return f"its process ended with exit status {status}"
 
     def _look(self) -> None:
         """Raise Stopped if it has started too much, or all together hold too much."""
-        family = self._family()
+        try:
+            first = psutil.Process(self._process.pid)
+            family = [first, *first.children(recursive=True)]
+        except psutil.Error:
+            return
         # on Linux a process or two do nothing but wait
         if len(family) > self._limits.processes + 2:
             raise Stopped(f"it had started more than {self._limits.processes} processes")
-        base = self._base or max(map(_memory, family[:1]), default=0)
-        if sum(max(0, _memory(one) - base) for one in family) > self._limits.memory:
+        # what each process is born with, PyTorch above all, is no memory that the code has taken
+        self._base = self._base or _memory(first)
+        if sum(max(0, _memory(one) - self._base) for one in family) > self._limits.memory:
             raise Stopped(f"it took more than {self._limits.memory / 2**30:g} GiB of memory")
-
-    def _family(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            first = psutil.Process(self._process.pid)
-            return [first, *first.children(recursive=True)]
-        return []
 
     def _kill(self) -> None:
         """End it with all that it has started."""
@@ -234,21 +208,21 @@ def _kill_group(leader: int) -> None:
 def end_family(pid: int) -> None:
     """Kill what a process has started, also what is started meanwhile; it itself stays."""
     end = time.monotonic() + 30
-    with contextlib.suppress(psutil.Error):
-        first = psutil.Process(pid)
-        while (family := first.children(recursive=True)) and time.monotonic() < end:
-            for member in family:
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
-            if all(map(_has_ended, family)):
-                return
-            time.sleep(0.002)
+    while (family := _living_children(pid)) and time.monotonic() < end:
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        time.sleep(0.002)
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def _living_children(pid: int) -> list[psutil.Process]:
+    living = []
     with contextlib.suppress(psutil.Error):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    living.append(child)
+    return living
 
 
 @functools.cache
@@ -257,70 +231,25 @@ def can_seal() -> str:
     if not LINUX:
         return f"{sys.platform} has no namespaces"
     try:
-        with Confined(_try_seal, (str(ROOT),), Limits(), is_sealed=True) as process:
+        with Confined(_try_seal, (), Limits(), is_sealed=True) as process:
             return process.hear(START_SECONDS)
     except (Stopped, OSError) as error:
         return str(error)
 
 
-def _try_seal(link: Connection, root: str) -> None:
+def _try_seal(link: Connection) -> None:
     import shared.checks.exercise  # noqa: F401 - is all that is needed readable in there?
 
-    try:
-        tempfile.TemporaryFile(dir=root).close()
-    except OSError:
-        say(link, "" if os.listdir(root) else f"{root} is empty in there")
-    else:
-        say(link, f"{root} stays writable")
-
-
-# ---------------------------------------------------------------- how many processes
-
-
-def _control_group(processes: int) -> Path | None:
-    """A control group whose members can't be more than so many; None where this user can't make one.
-
-    It is what holds root, whom the kernel's other limit, RLIMIT_NPROC, doesn't bind.
-    """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
-            if controllers not in ("pids", ""):  # of version 1, and of version 2
-                continue
-            above = Path("/sys/fs/cgroup", controllers, place.lstrip("/"))
-            group = above / f"course-{os.getpid()}-{next(_numbers)}"
-            with contextlib.suppress(OSError):
-                _remove_forgotten(above)
-                group.mkdir()
-                try:
-                    (group / "pids.max").write_text(str(4 * processes))
-                    return group
-                except OSError:
-                    group.rmdir()
-    return None
-
-
-def _remove_forgotten(above: Path) -> None:
-    """Remove the groups of those who were killed before they could."""
-    for group in above.glob("course-*-*"):
-        if not psutil.pid_exists(int(group.name.split("-")[1])):
-            with contextlib.suppress(OSError):
-                group.rmdir()
+    say(link, "")
 
 
 # ---------------------------------------------------------------- in the new process
 
 
 def _enter(
-    work: Callable[..., None],
-    arguments: tuple,
-    limits: Limits,
-    folder: str,
-    hidden: list[str] | None,
-    group: Path | None,
-    link: Connection,
+    work: Callable[..., None], arguments: tuple, limits: Limits, folder: str, hidden: str | None, link: Connection
 ) -> NoReturn:
-    """Go through the doors and run the function. Where nothing is sealed, `hidden` is None.
+    """Go through the doors and run the function. `hidden` is a folder that it must not see; None: nothing is sealed.
 
     On Linux this process only waits for its child, takes in orphans, and ends them all when the child has ended.
     """
@@ -333,19 +262,17 @@ def _enter(
         namespaces.die_with_parent()
         namespaces.adopt_orphans()
         try:
-            if group is not None:
-                (group / "cgroup.procs").write_text("0")
-            if hidden is not None:
+            if hidden:
                 namespaces.enter()
             _go_on_in_child(link)
-            if hidden is not None:
+            if hidden:
                 namespaces.close_off(folder, hidden, limits.file_size)
                 _go_on_in_child(link)
                 namespaces.drop_powers()
         except OSError as error:
             say(link, {NOT_SEALED: f"{error.filename}: {error.strerror}"})
             os._exit(1)
-    _settle(folder, limits, is_sealed=hidden is not None)
+    _settle(folder, limits, is_sealed=bool(hidden))
     work(link, *arguments)
     link.close()
     os._exit(0)  # a thread that was left must not hold the process

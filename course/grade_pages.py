@@ -4,52 +4,52 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 from html import escape
-from statistics import mean, median
+from pathlib import Path
+from statistics import mean
 
-from course.collecting import HandedIn
+from course.collecting import Unreadable
+from course.files import write_whole
 from course.grading import NOT_HANDED_IN, PASSED, PROBLEMS, UNREADABLE, Graded, GradedExercise
-
-BINS = 10
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; } th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-h3 { margin-bottom: 0; } .note { opacity: .75; margin: .2rem 0; } ul { list-style: none; padding-left: 0; }
-li { margin: .4rem 0; } .wrong { border-left: .25rem solid #d55e00; padding-left: .8rem; }
-dl { display: grid; grid-template-columns: 6rem 1fr; margin: 0; } dd { margin: 0; white-space: pre-wrap; }
-dd, td { overflow-wrap: anywhere; } td.status { overflow-wrap: normal; }
-.bars { display: flex; align-items: flex-end; gap: 2px; height: 2.4rem; }
-.bars i { width: .9rem; background: #0072b2; min-height: 1px; }
-@media (prefers-color-scheme: dark) { body { background: #111; color: #eee; } }
+th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
+.wrong { color: #b04a00; } pre { white-space: pre-wrap; margin: 0 0 0 2rem; }
 """
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a student has got on a topic; `notes` are sentences on how their file was found and read."""
+def write(output: Path, results: dict[str, list[Graded]], unreadable: list[Unreadable], seed: int) -> None:
+    """Write it all into a folder, and print where it is and what to look at."""
+    write_whole(output / "grades.csv", "\ufeff" + table(results))  # so that Excel sees UTF-8
+    write_whole(output / "summary.html", summary(results, unreadable, seed))
+    folder = output / "feedback"
+    folder.mkdir(exist_ok=True)
+    taken: set[str] = set()
+    for student, graded in results.items():
+        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", student).strip(" .")[:80] or "student"
+        while name.casefold() in taken:
+            name += " again"
+        taken.add(name.casefold())
+        page = feedback(student, graded, [one for one in unreadable if one.student == student])
+        write_whole(folder / f"{name}.html", page)
+    for student, *rest in to_look_at(results, unreadable):
+        print(f"to look at: {student}, {', '.join(rest)}")
+    print(f"{output.resolve()} has grades.csv, summary.html, and the reasons in feedback/")
 
-    student: str
-    graded: Graded
-    notes: tuple[str, ...] = ()
 
-
-def table(outcomes: list[Outcome], unread: list[HandedIn]) -> str:
-    """grades.csv: a line for each student and exercise; an unread file that is about no topic has a line, too."""
+def table(results: dict[str, list[Graded]]) -> str:
+    """grades.csv: a line for each student and exercise."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["student", "topic", "exercise", "points", "of", "status", "reason"])
-    for outcome in outcomes:
-        for one in outcome.graded.exercises:
-            row = [outcome.student, outcome.graded.topic, one.number, f"{one.points:g}", one.of, one.status, one.reason]
-            lines.writerow(map(_cell, row))
-    for one in _untold(unread, outcomes):
-        row = [one.student, one.topic, "", 0, 0, "unreadable", f"{one.where}: {one.problem}"]
-        lines.writerow(map(_cell, row))
+    for student, graded in results.items():
+        for topic in graded:
+            for one in topic.exercises:
+                row = [student, topic.topic, one.number, f"{one.points:g}", one.of, one.status, one.reason]
+                lines.writerow(map(_cell, row))
     return text.getvalue()
 
 
@@ -59,122 +59,83 @@ def _cell(value: object) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-# ---------------------------------------------------------------- for a student
-
-
-def feedback(student: str, outcomes: list[Outcome], unread: list[HandedIn]) -> str:
+def feedback(student: str, graded: list[Graded], unreadable: list[Unreadable]) -> str:
     """A student's page."""
     parts = []
-    for outcome in outcomes:
-        graded = outcome.graded
-        parts.append(f"<h2>{escape(graded.topic)}: {graded.points:g} of {graded.of} points</h2>")
-        parts += [f'<p class="note">{escape(note)}</p>' for note in outcome.notes]
-        if len({(one.status, one.reason) for one in graded.exercises}) == 1 and not graded.points:
-            one = graded.exercises[0]  # nothing handed in, say
-            parts.append(f"<p>{escape(one.status)}{escape(f': {one.reason}' if one.reason else '')}</p>")
+    for topic in graded:
+        parts.append(f"<h2>{topic.topic}: {topic.points:g} of {topic.of} points</h2>")
+        parts += [f"<p>{escape(note)}</p>" for note in topic.notes]
+        if topic.exercises[0].status in NOT_HANDED_IN:
+            parts.append(f"<p>{topic.exercises[0].status}</p>")
         else:
-            parts += map(_exercise, graded.exercises)
-    for one in _untold(unread, outcomes):
-        parts.append(f"<p>{escape(one.where)} could not be read: {escape(one.problem)}.</p>")
-    return _page(student, "\n".join(parts))
-
-
-def _untold(unread: Iterable[HandedIn], outcomes: Iterable[Outcome]) -> list[HandedIn]:
-    """The unreadable files that are no outcome's reason."""
-    told = {(outcome.student, one.reason) for outcome in outcomes for one in outcome.graded.exercises}
-    return [one for one in unread if (one.student, f"{one.where}: {one.problem}") not in told]
+            parts += map(_exercise, topic.exercises)
+    parts += [f"<p>{escape(one.where)} could not be read: {escape(one.problem)}.</p>" for one in unreadable]
+    return _page(student, parts)
 
 
 def _exercise(one: GradedExercise) -> str:
-    lines = [f"<h3>{escape(one.number)} · {escape(one.title)}</h3>"]
-    lines.append(f'<p class="note">{escape(one.status)}, {one.points:g} of {one.of} points</p>')
+    lines = [f"<h3>{one.number} · {escape(one.title)}</h3><p>{one.status}, {one.points:g} of {one.of} points</p>"]
     if one.reason and all(demand["passed"] for demand in one.demands):
         lines.append(f"<p>{escape(one.reason)}</p>")
-    lines.append("<ul>")
     for demand in one.demands:
-        name = escape(demand["name"])
         if demand["passed"]:
-            lines.append(f"<li>✓ {name}</li>")
+            lines.append(f"<p>✓ {escape(demand['name'])}</p>")
         else:
-            details = {label: demand[label] for label in ("expected", "got", "hint") if demand[label]}
-            shown = "".join(f"<dt>{label}</dt><dd>{escape(text)}</dd>" for label, text in details.items())
-            lines.append(f'<li class="wrong">✗ {name}<dl>{shown}</dl></li>')
-    return "\n".join([*lines, "</ul>"])
+            details = "\n".join(f"{name}: {demand[name]}" for name in ("expected", "got", "hint") if demand[name])
+            lines.append(f'<p class="wrong">✗ {escape(demand["name"])}</p><pre>{escape(details)}</pre>')
+    return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- for the instructor
-
-
-def summary(outcomes: list[Outcome], unread: list[HandedIn], seed: int) -> str:
+def summary(results: dict[str, list[Graded]], unreadable: list[Unreadable], seed: int) -> str:
     """The page about all students: how each exercise went, and what somebody should look at."""
-    students = {outcome.student for outcome in outcomes} | {one.student for one in unread}
-    parts = [f"<p>{len(students)} students; the checks' seed was {seed}.</p>"]
-    for topic in sorted({outcome.graded.topic for outcome in outcomes}):
-        here = [outcome.graded for outcome in outcomes if outcome.graded.topic == topic]
-        handed_in = [graded for graded in here if graded.exercises[0].status not in NOT_HANDED_IN]
-        parts.append(f"<h2>{escape(topic)}</h2>")
-        if not handed_in:
-            parts.append("<p>Nobody has handed in anything that can be read.</p>")
-            continue
-        points = [graded.points for graded in handed_in]
-        parts.append(
-            f"<p>{len(handed_in)} of {len(here)} students have handed it in; of {handed_in[0].of} points they have "
-            f"{mean(points):.1f} on average, and half of them {median(points):g} or more.</p>"
-        )
-        parts.append('<table><tr><th>exercise<th class="n">mean<th class="n">of<th class="n">passed<th>0 … 100 %')
-        parts.append("<th>failed most often</tr>")
-        columns = zip(*(graded.exercises for graded in handed_in), strict=True)
-        parts += [_row(column) for column in columns]
-        parts.append("</table>")
-    parts += _to_look_at(outcomes, unread)
-    return _page("Summary", "\n".join(parts))
+    parts = [f"<p>{len(results)} students; the checks' seed was {seed}.</p>"]
+    for topics in zip(*results.values(), strict=True):
+        handed_in = [graded for graded in topics if graded.exercises[0].status not in NOT_HANDED_IN]
+        parts.append(f"<h2>{topics[0].topic}</h2><p>{len(handed_in)} of {len(topics)} students have handed it in.</p>")
+        if handed_in:
+            average = mean(graded.points for graded in handed_in)
+            parts.append(f"<p>They have {average:.1f} of {handed_in[0].of} points on average.</p>")
+            rows = map(_row, zip(*(graded.exercises for graded in handed_in), strict=True))
+            parts.append(_table(["exercise", "points on average", "of", "passed", "failed most often"], rows))
+    if rows := to_look_at(results, unreadable):
+        parts.append("<h2>To look at</h2>")
+        parts.append("<p>Ask for a file that can't be read once more. Read what was stopped or refused yourself.</p>")
+        parts.append(_table(["student", "where", "status", "reason"], rows))
+    return _page("Summary", parts)
 
 
-def _row(column: tuple[GradedExercise, ...]) -> str:
+def _row(column: tuple[GradedExercise, ...]) -> tuple[str, ...]:
     first = column[0]
-    counts = Counter(min(int(BINS * one.points / first.of), BINS - 1) for one in column)
-    most = max(counts.values())
-    bars = "".join(
-        f'<i style="height:{100 * counts[index] / most:.0f}%" title="{counts[index]}"></i>' for index in range(BINS)
-    )
     failed = Counter(demand["name"] for one in column for demand in one.demands if not demand["passed"])
-    often = "<br>".join(f"{escape(name)} ({count})" for name, count in failed.most_common(3))
+    often = ", ".join(f"{name} ({count})" for name, count in failed.most_common(3))
     passed = sum(one.status == PASSED for one in column)
-    return (
-        f'<tr><td>{escape(first.number)} {escape(first.title)}<td class="n">{mean(one.points for one in column):.1f}'
-        f'<td class="n">{first.of}<td class="n">{passed}<td><div class="bars">{bars}</div><td>{often}</tr>'
-    )
+    average = mean(one.points for one in column)
+    return f"{first.number} {first.title}", f"{average:.1f}", str(first.of), str(passed), often
 
 
-def _to_look_at(outcomes: list[Outcome], unread: list[HandedIn]) -> list[str]:
+def to_look_at(results: dict[str, list[Graded]], unreadable: list[Unreadable]) -> list[tuple[str, str, str, str]]:
+    """What could not be read or judged, or was not: student, where, status and reason."""
     rows = [
-        (outcome.student, one.number, one.status, one.reason)
-        for outcome in outcomes
-        for one in outcome.graded.exercises
-        if one.status in PROBLEMS - {UNREADABLE}
+        (student, one.number, one.status, one.reason)
+        for student, graded in results.items()
+        for topic in graded
+        for one in topic.exercises
+        if one.status in PROBLEMS
     ]
-    rows += [(one.student, one.where, "unreadable", one.problem) for one in unread]
-    if not rows:
-        return []
-    lines = [
-        f'<tr><td>{escape(student)}<td>{escape(where)}<td class="status">{escape(status)}<td>{escape(reason)}</tr>'
-        for student, where, status, reason in rows
-    ]
-    advice = "Ask for a file that can't be read once more. Read what was stopped or refused yourself."
-    return [
-        "<h2>To look at</h2>",
-        f"<p>{advice}</p>",
-        "<table><tr><th>student<th>where<th>status<th>reason</tr>",
-        *lines,
-        "</table>",
-    ]
+    return rows + [(one.student, one.where, UNREADABLE, one.problem) for one in unreadable]
 
 
-def _page(title: str, body: str) -> str:
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+def _table(head: list[str], rows: object) -> str:
+    lines = ["<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows]
+    return "\n".join(["<table><tr>" + "".join(f"<th>{text}</th>" for text in head) + "</tr>", *lines, "</table>"])
+
+
+def _page(title: str, parts: list[str]) -> str:
+    return "\n".join(
+        [
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>",
+            *parts,
+            "</body></html>\n",
+        ]
     )

@@ -16,9 +16,11 @@ from typing import Any
 
 from course.environment import ROOT
 from course.files import require_writable, write_whole
-from course.grading import FAILED, PASSED, Graded, GradedExercise, GradingLimits, grade
+from course.grading import PASSED, GradedExercise, grade
+from course.release import read_commit
 from course.skeleton import editions, skeleton
 from course.submission import UnreadableError, read_submission
+from course.wheel import zipped
 
 NEEDED = ("course/", "shared/", "datasets/sample/", "module_")  # and the files beside them
 SECONDS = 540  # for a submission: Gradescope's own limit is ten minutes
@@ -45,13 +47,8 @@ exec "${{COURSE_PYTHON:-.venv/bin/python}}" -m course.gradescope "$root" {topic}
 """
 
 
-# ---------------------------------------------------------------- the zip
-
-
 def write(topic: str, folder: Path | None = None) -> str:
     """Write the zip; returns what to do with it. Raises TargetError, ReleaseError or NotWritableError."""
-    from course.release import read_commit, zipped  # imports much that grading doesn't need
-
     notebook = skeleton(topic) and editions()[topic].relative_to(ROOT).as_posix()
     folder = folder or ROOT / "dist"
     require_writable(folder, "; name another --output")
@@ -69,9 +66,6 @@ def write(topic: str, folder: Path | None = None) -> str:
     )
 
 
-# ---------------------------------------------------------------- in Gradescope's container
-
-
 def results(submission: Path, topic: str) -> dict[str, Any]:
     """What results.json says of a folder with a submission. The newest notebook on the topic counts."""
     problems = []
@@ -82,38 +76,32 @@ def results(submission: Path, topic: str) -> dict[str, Any]:
         except UnreadableError as error:
             problems.append(f"{path.name}: {error}.")
             continue
-        graded = grade(found, seed=secrets.randbelow(2**32), limits=GradingLimits(total=SECONDS))
-        return _results(graded, [f"Graded is {path.name}.", *graded.notes, *problems])
+        graded = grade(found, seed=secrets.randbelow(2**32), total=SECONDS)
+        tests = [
+            {
+                "number": one.number,
+                "name": one.title,
+                "score": one.points,
+                "max_score": one.of,
+                "status": "passed" if one.status == PASSED else "failed",
+                "output": _told(one),
+            }
+            for one in graded.exercises
+        ]
+        notes = [f"Graded is {path.name}.", *graded.notes, *problems]
+        return {"score": graded.points, "output": "\n".join(notes), "tests": tests}
     problems = problems or ["There is no notebook in what you have handed in."]
-    return {
-        "score": 0,
-        "output": "\n".join([*problems, f"Hand in your notebook of {topic}, a file that ends in .ipynb."]),
-    }
-
-
-def _results(graded: Graded, notes: list[str]) -> dict[str, Any]:
-    tests = [
-        {
-            "number": one.number,
-            "name": one.title,
-            "score": one.points,
-            "max_score": one.of,
-            "status": "passed" if one.status == PASSED else "failed",
-            "output": _told(one),
-        }
-        for one in graded.exercises
-    ]
-    return {"score": graded.points, "output": "\n".join(notes), "tests": tests}
+    advice = f"Hand in your notebook of {topic}, a file that ends in .ipynb."
+    return {"score": 0, "output": "\n".join([*problems, advice])}
 
 
 def _told(one: GradedExercise) -> str:
-    lines = []
+    lines = [f"{one.status}: {one.reason}" if one.reason else one.status]
     for demand in one.demands:
         lines.append(f"{'ok   ' if demand['passed'] else 'WRONG'}  {demand['name']}")
         if not demand["passed"]:
             lines += [f"       {name}: {demand[name]}" for name in ("expected", "got", "hint") if demand[name]]
-    head = one.status if one.status in (PASSED, FAILED) and lines else f"{one.status}: {one.reason}"
-    return "\n".join([head, *lines])
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,22 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from inspect import getattr_static
 from multiprocessing.connection import Connection
 from types import FunctionType, ModuleType
 from typing import Any
 
 from course.confined import say
 from course.lesson_code import CHECK, run_source
-from course.needs import needed, used
-from course.skeleton import Statement, Task, statements
+from course.needs import bound, needed_for, used
+from course.skeleton import Task
 
-# what a process says on its way, and at last: a check's statuses, and one more
-READY, DEFINED = "ready", "defined"
+# where a process is, which it says on its way
+BEFORE, ANSWER, CHECKING = "before the answer cell", "the answer cell", "the check of the answer"
+# what it says at last: a check's statuses, and one more
 PASSED, FAILED, NOT_ATTEMPTED, BROKEN = "passed", "failed", "not attempted", "check broken"
 REFUSED = "refused"  # the course's own answer, or one that replaced what judges it
-
-_NOTHING = object()
+TEXT = 2_000  # characters that are kept of what a check shows
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Job:
 
     task: Task  # the exercise
     setup: str  # source of the setup cell
-    lesson: list[Statement]  # the lesson's statements above the check
+    lesson: dict[str, str]  # sources of the lesson's cells above the check, by their ids
     # the student's earlier answers that passed, by their cells: they take the place of the lesson's
     passed: dict[str, str]
     others: list[str]  # what else the student wrote
@@ -68,6 +66,7 @@ class _NoChecks:
 
 def judge(link: Connection, job: Job) -> None:
     """Run what comes before, then the answer, then the check, and say at each stage how it went."""
+    from shared.checks.report import Item
     from shared.checks.traces import describe
 
     module = ModuleType("__main__")  # as a notebook's, so that pickle and torch.export find what is defined here
@@ -75,8 +74,11 @@ def judge(link: Connection, job: Job) -> None:
     namespace = vars(module)
     namespace["display"] = lambda *_, **__: None
 
-    def tell(stage: str, reason: str = "", earned: float = 0, demands: Iterable[list] = (), say: Any = say) -> None:
-        say(link, {"key": job.key, "stage": stage, "reason": reason, "earned": earned, "demands": list(demands)})
+    def tell(stage: str, reason: str = "", earned: float = 0, demands: Any = (), say: Any = say) -> None:
+        shown = [
+            {name: text[:TEXT] if isinstance(text, str) else text for name, text in one.items()} for one in demands
+        ]
+        say(link, {"key": job.key, "stage": stage, "reason": reason[:TEXT], "earned": earned, "demands": shown})
 
     try:
         run_source(job.setup, "setup", namespace)
@@ -84,14 +86,15 @@ def judge(link: Connection, job: Job) -> None:
     except BaseException as error:
         return tell(BROKEN, f"the setup cell fails: {describe(error)}")
     # what decides is taken before any line of the student's has run
-    run, held = type(exercise).run, _held(exercise)
-    tell(READY)
+    run, owners = type(exercise).run, _deciding(exercise)
+    held = _contents(owners)
+    tell(ANSWER)
     try:
         _run_cells(job, namespace)
         answer = eval(job.task.argument, namespace)
         if _is_courses(answer, exercise):
             raise _RefusedError("it is the course's own")
-        tell(DEFINED)
+        tell(CHECKING)
         result = run(exercise, answer, seed=job.seed, seconds=job.seconds)
         hidden = _hidden_failure(job, namespace) if result.status == PASSED else ""
     except _RefusedError as error:
@@ -100,19 +103,21 @@ def judge(link: Connection, job: Job) -> None:
         return tell(BROKEN, str(error))
     except BaseException as error:
         return tell(FAILED, describe(error))
-    if replaced := _replaced(held):
+    if replaced := _replaced(held, _contents(owners)):
         return tell(REFUSED, f"it has replaced {replaced}")
-    demands = [_lines(item) for item in result.items if not (item.passed and item.guard)]
+    demands = [_demand(one) for one in result.items if not (one.passed and one.guard)]
     if hidden:
-        return tell(FAILED, "a hidden test fails", 0, [*demands, ["hidden tests", False, "no exception", hidden, ""]])
+        failed = _demand(Item("hidden tests", False, expected="no exception", got=hidden))
+        return tell(FAILED, "a hidden test fails", 0, [*demands, failed])
     reason = result.note or "; ".join(item.name for item in result.failures)
     if result.unjudged:
         reason += f"; {result.unjudged} more could not be judged"
     tell(result.status, reason, result.earned, demands)
 
 
-def _lines(item: Any) -> list:
-    return [item.name, item.passed, item.expected, item.got, item.advice]
+def _demand(item: Any) -> dict[str, Any]:
+    texts = {"name": item.name, "expected": item.expected, "got": item.got, "hint": item.advice}
+    return {"passed": item.passed, **{name: text[:TEXT] for name, text in texts.items()}}
 
 
 def _hidden_failure(job: Job, namespace: dict[str, Any]) -> str:
@@ -132,44 +137,38 @@ def _run_cells(job: Job, namespace: dict[str, Any]) -> None:
     check = namespace[CHECK]
     answer = _runnable(job.answer)
     compile(answer, "your answer", "exec", dont_inherit=True)  # raises what a reader understands
-    lesson = _with_passed(job)
-    known = set(namespace).union(*(one.binds for one in lesson))
-    others = [one for source in job.others for one in _statements(source) if not one.binds & known]
-    candidates = lesson + others
-    names = used(answer) | job.task.uses
-    chosen = needed(names, [one.binds for one in candidates], lambda index: candidates[index].uses)
-    own = [one.source for one in (candidates[index] for index in chosen) if not one.cell]
-    if any(map(_takes_checks, (answer, *own))):
+    courses, lesson = [], []
+    for cell, source in job.lesson.items():
+        if cell in job.passed:
+            lesson += _statements(job.passed[cell])
+        else:
+            own = ast.parse(source).body
+            courses += own
+            lesson += own
+    known = set(namespace).union(*map(bound, lesson))
+    others = [one for source in job.others for one in _statements(source) if not bound(one) & known]
+    chosen = needed_for(used(answer) | job.task.uses, lesson + others)
+    if any(map(_imports_checks, [answer, *(ast.unparse(one) for one in chosen if one not in courses)])):
         raise _RefusedError("it imports the course's checks")
-    for index in chosen:
-        statement = candidates[index]
-        namespace[CHECK] = check if statement.cell else _NoChecks()
+    for statement in chosen:
+        is_courses = statement in courses
+        namespace[CHECK] = check if is_courses else _NoChecks()
         try:
-            run_source(statement.source, "cell above", namespace)
+            run_source(ast.unparse(statement), "cell above", namespace)
         except Exception as error:
-            if index < len(lesson):
+            if is_courses:
                 raise _LessonError(f"the lesson's own code fails: {type(error).__name__}: {error}") from None
             raise
     namespace[CHECK] = _NoChecks()
     run_source(answer, "answer", namespace)
 
 
-def _with_passed(job: Job) -> list[Statement]:
-    """The lesson's statements, in the place of the course's earlier answers those of the student's that passed."""
-    found, seen = [], set()
-    for statement in job.lesson:
-        if statement.cell not in job.passed:
-            found.append(statement)
-        elif statement.cell not in seen:
-            seen.add(statement.cell)
-            found += _statements(job.passed[statement.cell])
-    return found
-
-
-def _statements(source: str) -> list[Statement]:
+def _statements(source: str) -> list[ast.stmt]:
     """A student's statements; none of a cell that can't run."""
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return statements(ast.parse(_runnable(source)), "")
+        tree = ast.parse(_runnable(source))
+        compile(tree, "cell above", "exec")
+        return tree.body
     return []
 
 
@@ -185,15 +184,8 @@ def _runnable(source: str) -> str:
 # ---------------------------------------------------------------- deceit
 
 
-def _takes_checks(source: str) -> bool:
-    """Whether code imports from shared.checks."""
-    imports = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            imports += [f"{node.module}.{alias.name}" for alias in node.names]
-    return any(f"{name}.".startswith("shared.checks.") for name in imports)
+def _imports_checks(source: str) -> bool:
+    return bool(re.search(r"^\s*(from|import)\s+shared(\.checks|\s+import\s+checks)\b", source, re.MULTILINE))
 
 
 def _is_courses(answer: Any, exercise: Any) -> bool:
@@ -203,45 +195,42 @@ def _is_courses(answer: Any, exercise: Any) -> bool:
     return exercise.is_stand_in(answer) or any(home.startswith("shared.checks") for home in homes)
 
 
-def _held(exercise: Any) -> list[tuple]:
-    """What decides, as it is now: the exercise, and the functions of the checks, of Python and of torch."""
+def _deciding(exercise: Any) -> list[Any]:
+    """What decides: the exercise, and modules and classes of the checks, of Python and of torch."""
     import torch
 
-    from shared.checks import comparing
-
     checks = [module for name, module in sys.modules.items() if name.startswith("shared.checks")]
-    classes = [one for module in checks for one in vars(module).values() if isinstance(one, type)]
+    classes = {one for module in checks for one in vars(module).values() if isinstance(one, type)}
     classes = [one for one in classes if one.__module__.startswith("shared.checks")]
-    others = [builtins, math, torch, torch.nn.functional, torch.testing, torch.Tensor]
-    held = [(exercise, name, vars(exercise)[name], None) for name in ("body", "points", "demands", "stand_in")]
-    held.append((comparing, "_TOLERANCES", comparing._TOLERANCES, dict(comparing._TOLERANCES)))
-    for owner in (*checks, *classes, *others):
-        # what a class has inherited, too, but for the topics' own models: torch.export exchanges things in nn.Module
-        is_model = isinstance(owner, type) and issubclass(owner, torch.nn.Module)
-        for name in list(vars(owner)) if is_model else dir(owner):
-            value = getattr_static(owner, name, _NOTHING)
-            if callable(value) or isinstance(value, property | staticmethod | classmethod):
-                held.append((owner, name, value, _inside(value)))
-    # a module's own name goes before the builtin one
-    held += [
-        (module, name, _NOTHING, None) for module in checks for name in vars(builtins).keys() - vars(module).keys()
-    ]
-    return held
+    return [exercise, *checks, *classes, builtins, math, torch, torch.nn.functional, torch.testing, torch.Tensor]
 
 
-def _inside(value: Any) -> object:
+def _contents(owners: list[Any]) -> dict[tuple[int, str], tuple[str, Any, Any]]:
+    """What can be called of each, and all of the exercise and of the tolerances; with where it is."""
+    contents = {}
+    for number, owner in enumerate(owners):
+        where = getattr(owner, "__name__", "its check")
+        for name, value in vars(owner).items():
+            is_code = callable(value) or isinstance(value, property | staticmethod | classmethod)
+            if is_code or number == 0 or name == "_TOLERANCES":
+                contents[number, name] = (f"{where}.{name}", value, _inside(value))
+    return contents
+
+
+def _inside(value: Any) -> Any:
     """What can be changed in a function or a table without replacing it."""
     if type(value) is dict:
         return dict(value)
     value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    if not isinstance(value, FunctionType):
-        return None
-    return value.__code__, value.__defaults__, value.__kwdefaults__
+    if isinstance(value, FunctionType):
+        return value.__code__, value.__defaults__, value.__kwdefaults__
+    return None
 
 
-def _replaced(held: list[tuple]) -> str:
-    """The name of something that isn't what it was; nothing if all is."""
-    for owner, name, value, inside in held:
-        if getattr_static(owner, name, _NOTHING) is not value or (inside is not None and _inside(value) != inside):
-            return f"{getattr(owner, '__name__', 'its check')}.{name}"
+def _replaced(before: dict, after: dict) -> str:
+    """The name of something that isn't what it was, or wasn't there; nothing if all is."""
+    for place in before.keys() | after.keys():
+        name, old, inside = before.get(place) or after[place]
+        if place not in before or place not in after or after[place][1] is not old or after[place][2] != inside:
+            return name
     return ""

@@ -16,7 +16,6 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterable
 
 INSIDE = 1000  # the user's number in there: not 0, which would get all powers back with each program it starts
 
@@ -56,8 +55,8 @@ def enter() -> None:
             file.write(text)
 
 
-def close_off(folder: str, hidden: Iterable[str], size: int) -> None:
-    """Leave nothing to write to but memory: `folder`, shared memory, and empty folders in the place of `hidden`.
+def close_off(folder: str, hidden: str, size: int) -> None:
+    """Leave nothing to write to but memory: `folder`, shared memory, and an empty folder in the place of `hidden`.
 
     size: bytes that may be written into each of them.
     """
@@ -65,7 +64,7 @@ def close_off(folder: str, hidden: Iterable[str], size: int) -> None:
     read_only = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     _call("syscall", _MOUNT_SETATTR, _AT_CWD, b"/", _AT_RECURSIVE, ctypes.byref(read_only), ctypes.sizeof(read_only))
     _call("mount", b"proc", b"/proc", b"proc", 0, None)
-    for place in filter(os.path.isdir, (folder, "/dev/shm", *hidden)):
+    for place in filter(os.path.isdir, (folder, "/dev/shm", hidden)):
         _call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", 0, f"size={size},mode=0700".encode())
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _SET_INTERFACE, struct.pack("16sh14x", b"lo", _UP))

@@ -5,32 +5,21 @@ from __future__ import annotations
 import ast
 import functools
 import symtable
-from collections.abc import Callable, Sequence
 
 
 def needed_for(names: set[str], statements: list[ast.stmt]) -> list[ast.stmt]:
     """Those of the statements that the names need, in their order."""
-    bindings = [bound(statement) for statement in statements]
-    chosen = needed(names, bindings, lambda index: used(ast.unparse(statements[index])))
-    return [statements[index] for index in chosen]
-
-
-def needed(names: set[str], bindings: Sequence[set[str]], uses: Callable[[int], set[str]]) -> list[int]:
-    """Indices of the statements that the names need, ascending.
-
-    `bindings` are the names that each statement binds; `uses` gives those that the statement with an index uses.
-    """
     chosen: set[int] = set()
-    waiting, asked = list(names), set(names)
+    waiting, asked = set(names), set(names)
     while waiting:
         name = waiting.pop()
-        for index, binding in enumerate(bindings):
-            if name in binding and index not in chosen:
+        for index, statement in enumerate(statements):
+            if index not in chosen and name in bound(statement):
                 chosen.add(index)
-                more = uses(index) - asked
-                waiting += more
+                more = used(ast.unparse(statement)) - asked
+                waiting |= more
                 asked |= more
-    return sorted(chosen)
+    return [statements[index] for index in sorted(chosen)]
 
 
 @functools.lru_cache(4096)
@@ -38,12 +27,13 @@ def bound(statement: ast.stmt) -> set[str]:
     """Names that a statement of a module binds; `Arena.free = …` and `table["a"] = …` belong to what they change."""
     table = symtable.symtable(ast.unparse(statement), "lesson", "exec")
     names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    for target in ast.walk(statement):
-        if isinstance(target, ast.Attribute | ast.Subscript) and isinstance(target.ctx, ast.Store):
-            while isinstance(target, ast.Attribute | ast.Subscript):
-                target = target.value
-            if isinstance(target, ast.Name) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                names.add(target.id)
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        for target in ast.walk(statement):
+            if isinstance(target, ast.Attribute | ast.Subscript) and isinstance(target.ctx, ast.Store):
+                while isinstance(target, ast.Attribute | ast.Subscript):
+                    target = target.value
+                if isinstance(target, ast.Name):
+                    names.add(target.id)
     return names
 
 

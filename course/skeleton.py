@@ -6,8 +6,7 @@ import ast
 import functools
 import hashlib
 import json
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from course import syllabus
 from course.environment import ROOT
 from course.exercise_form import HEADING, hidden_tests, student_source, without_hidden_tests
 from course.lesson_code import CHECK, TargetError, exercises
-from course.needs import bound, used
+from course.needs import used
 
 
 @dataclass(frozen=True)
@@ -40,47 +39,24 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """A statement at the top of a cell: the cell's id, the source, the names that it binds and those that it uses."""
-
-    cell: str
-    source: str
-    binds: frozenset[str]
-    uses: frozenset[str]
-
-
-@dataclass(frozen=True)
 class Skeleton:
     """What grading takes from a notebook."""
 
-    topic: str  # its number
+    topic: str
     code: dict[str, str]  # sources of the code cells by their ids, in their order
-    tasks: tuple[Task, ...]  # the exercises
-    digest: str  # differs when anything does that decides a grade
-    _statements: list[Statement] = field(default_factory=list, compare=False)
+    tasks: tuple[Task, ...]
+    lesson_sources: frozenset[str]  # of all cells but the answers, as `plain` gives them
 
-    @property
-    def setup(self) -> str:
-        """Source of the setup cell."""
-        return self.code.get("setup", "")
-
-    @property
-    def lesson_sources(self) -> set[str]:
-        """All cells but the answers, as `plain` gives them."""
-        own = {task.cell for task in self.tasks}
-        return {plain(source) for cell, source in self.code.items() if cell not in own}
-
-    def before(self, task: Task) -> list[Statement]:
-        """What stands above an exercise's check, without setup and its own answer; each check is taken to pass."""
-        if not self._statements:
-            for cell, source in self.code.items():
-                if cell != "setup":
-                    self._statements.extend(
-                        statements(_WithoutChecks().visit(ast.parse(without_hidden_tests(source))), cell)
-                    )
+    def before(self, task: Task) -> dict[str, str]:
+        """The cells above an exercise's check, without setup and its own answer; each check is taken to pass."""
         order = list(self.code)
-        above = set(order[: order.index(f"{task.cell}-check")]) - {task.cell}
-        return [statement for statement in self._statements if statement.cell in above]
+        above = [cell for cell in order[: order.index(f"{task.cell}-check")] if cell not in ("setup", task.cell)]
+        return {cell: _without_checks(without_hidden_tests(self.code[cell])) for cell in above}
+
+
+@functools.cache
+def _without_checks(source: str) -> str:
+    return ast.unparse(_WithoutChecks().visit(ast.parse(source)))
 
 
 class _WithoutChecks(ast.NodeTransformer):
@@ -93,20 +69,12 @@ class _WithoutChecks(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def statements(tree: ast.Module, cell: str) -> list[Statement]:
-    """The statements of a cell."""
-    found = []
-    for node in tree.body:
-        text = ast.unparse(node)
-        found.append(Statement(cell, text, frozenset(bound(node)), frozenset(used(text))))
-    return found
-
-
 def plain(source: str) -> str:
     """A source without what an editor may change: spaces at the ends of lines, empty lines at the end."""
     return "\n".join(line.rstrip() for line in source.splitlines()).rstrip("\n")
 
 
+@functools.cache
 def editions() -> dict[str, Path]:
     """The course's notebooks that exist, by topic."""
     return {number: topic.path for number, topic in syllabus.load().topics.items() if topic.path.is_file()}
@@ -117,20 +85,20 @@ def skeleton(topic: str) -> Skeleton:
     known = editions()
     if topic not in known:
         raise TargetError(f"there is no notebook of topic {topic}; there are {', '.join(known)}")
-    return _read(topic, known[topic], known[topic].stat().st_mtime_ns)
+    return _read(topic, known[topic])
 
 
-@functools.lru_cache(64)
-def _read(topic: str, path: Path, _changed: int) -> Skeleton:
+@functools.cache
+def _read(topic: str, path: Path) -> Skeleton:
     code, answers = exercises(path)
     texts = ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
-    headings = [heading for text in texts if re.match("### ", text) and (heading := HEADING.search(text))]
+    headings = [heading for text in texts if text.startswith("### ") and (heading := HEADING.search(text))]
     if len(headings) != len(answers):
         raise TargetError(f"{path.name} has {len(answers)} answer cells and {len(headings)} headings of exercises")
     tasks = []
     for answer, heading in zip(answers, headings, strict=True):
         check_cell = code[f"{answer.cell}-check"]
-        hidden = ast.unparse(_WithoutChecks().visit(ast.parse(check_cell))) if hidden_tests(check_cell) else ""
+        hidden = _without_checks(check_cell) if hidden_tests(check_cell) else ""
         tasks.append(
             Task(
                 number=f"{heading[1]}.{heading[2]}",
@@ -144,14 +112,15 @@ def _read(topic: str, path: Path, _changed: int) -> Skeleton:
                 uses=frozenset(used(answer.source) | used(answer.argument) | used(hidden)),
             )
         )
-    digest = hashlib.sha256(json.dumps([topic, code, _judges()]).encode()).hexdigest()
-    return Skeleton(topic, code, tuple(tasks), digest)
+    own = {task.cell for task in tasks}
+    lesson_sources = frozenset(plain(source) for cell, source in code.items() if cell not in own)
+    return Skeleton(topic, code, tuple(tasks), lesson_sources)
 
 
 @functools.cache
-def _judges() -> str:
-    """A hash of what judges: PyTorch's version, `shared`, and the grader."""
+def edition(topic: str) -> str:
+    """A hash of all that decides a grade beside the answer: PyTorch's version, the notebook, `shared`, the grader."""
     digest = hashlib.sha256(metadata.version("torch").encode())
-    for path in sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("course/*.py")]):
+    for path in sorted([editions()[topic], *ROOT.glob("shared/**/*.py"), *ROOT.glob("course/*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

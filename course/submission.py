@@ -6,10 +6,9 @@ the last one that isn't the untouched stub counts: in a notebook, too, what runs
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from course.needs import used
 from course.skeleton import Skeleton, Task, editions, plain, skeleton
@@ -28,11 +27,7 @@ class Submission:
     topic: str  # "15-03"
     answers: dict[str, str]  # sources of the answer cells by their ids
     others: tuple[str, ...] = ()  # sources of the code cells that the student added or changed
-    notes: tuple[str, ...] = ()  # sentences on how it was read
-
-    def digest(self) -> str:
-        """Differs when the skeleton or anything of the student's does that decides a grade."""
-        return hashlib.sha256(json.dumps([skeleton(self.topic).digest, asdict(self)]).encode()).hexdigest()
+    notes: tuple[str, ...] = ()  # sentences on how it was found and read
 
 
 def read_submission(content: bytes, name: str = "", topic: str | None = None) -> Submission:
@@ -44,11 +39,10 @@ def read_submission(content: bytes, name: str = "", topic: str | None = None) ->
     cells = _code_cells(content)
     topic = topic or _topic_of(cells, name)
     lesson = skeleton(topic)
-    sources = lesson.lesson_sources
     answers, notes = {}, []
-    others = {index: cell.source for index, cell in enumerate(cells) if plain(cell.source) not in sources}
+    others = {index: cell.source for index, cell in enumerate(cells) if plain(cell.source) not in lesson.lesson_sources}
     for task in lesson.tasks:
-        claims = {index: claim for index, cell in enumerate(cells) if (claim := _claim(cell, task, lesson, sources))}
+        claims = {index: claim for index, cell in enumerate(cells) if (claim := _claim(cell, task, lesson))}
         if not claims:
             continue
         chosen = max(claims, key=lambda index: (task.is_attempted_in(cells[index].source), claims[index], index))
@@ -78,21 +72,14 @@ def _code_cells(content: bytes) -> list[_Cell]:
     if len(content) > FILE_SIZE:
         raise UnreadableError(f"the file has more than {FILE_SIZE / 1e6:g} MB; its outputs can be cleared")
     try:
-        document = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"it isn't UTF-8 text (byte {error.start}), so no notebook") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise UnreadableError(f"it isn't JSON ({where}), so no notebook") from None
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"its JSON can't be read: {error}") from None
+        raise UnreadableError(f"it isn't JSON ({error}), so no notebook") from None
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
-        if isinstance(document, dict) and "worksheets" in document:
-            raise UnreadableError("it has notebook format 3; JupyterLab saves it in format 4")
-        raise UnreadableError("it is JSON, but no notebook")
-    is_code = [isinstance(cell, dict) and cell.get("cell_type") == "code" for cell in cells]
-    return [_cell(number, cell) for number, cell in enumerate(cells, 1) if is_code[number - 1]]
+        raise UnreadableError("it is JSON, but no notebook of format 4")
+    numbered = [(number, cell) for number, cell in enumerate(cells, 1) if isinstance(cell, dict)]
+    return [_cell(number, cell) for number, cell in numbered if cell.get("cell_type") == "code"]
 
 
 def _cell(number: int, cell: dict) -> _Cell:
@@ -111,18 +98,18 @@ def _topic_of(cells: list[_Cell], name: str) -> str:
     best = [number for number, count in counts.items() if count == max(counts.values())]
     if len(best) == 1:
         return best[0]
-    for number in topics_in(name):
-        if number in best:
-            return number
+    if (named := topic_in(name)) in best:
+        return named
     raise UnreadableError("it is another notebook: neither its cells nor its name are those of a topic")
 
 
-def topics_in(name: str) -> list[str]:
-    """The topics that a file's name has in it, such as "15-03" in "15-3 final.ipynb"."""
-    return [f"{module}-{int(number):02d}" for module, number in re.findall(r"(\d+)-(\d+)", name)]
+def topic_in(name: str) -> str:
+    """The course's topic that a file's name has in it, such as 15-03 in "15-3 final.ipynb"; "" if it has none."""
+    named = [f"{module}-{int(number):02d}" for module, number in re.findall(r"(\d+)-(\d+)", name)]
+    return next((topic for topic in named if topic in editions()), "")
 
 
-def _claim(cell: _Cell, task: Task, lesson: Skeleton, lesson_sources: set[str]) -> int:
+def _claim(cell: _Cell, task: Task, lesson: Skeleton) -> int:
     """How much speaks for a cell to be the answer: 3 its id, 2 another id, 1 what it defines, 0 nothing."""
     if cell.id == task.cell:
         return 3
@@ -130,7 +117,7 @@ def _claim(cell: _Cell, task: Task, lesson: Skeleton, lesson_sources: set[str]) 
         return 0
     if task.cell in cell.other_ids:
         return 2
-    if plain(cell.source) in lesson_sources or f"{task.check}(" in cell.source:
+    if plain(cell.source) in lesson.lesson_sources or f"{task.check}(" in cell.source:
         return 0
     names = "|".join(map(re.escape, sorted(used(task.argument))))
     definition = rf"^(?:(?:async +)?def|class) +(?:{names})\b|^(?:{names}) *=(?!=)"

@@ -15,8 +15,10 @@ from handed_in import as_file, notebook, solutions
 
 from course import gradescope
 from course.__main__ import run_command
-from course.grading import Graded
+from course.grade import UsageError, grade_there
+from course.grading import Graded, GradedExercise
 from course.skeleton import editions, skeleton
+from course.submission import Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -25,43 +27,40 @@ NAME = editions()[TOPIC].name
 RIGHT = solutions(TOPIC)[CELL]
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A Dask cluster of two worker processes on this machine."""
-    distributed = pytest.importorskip("distributed", reason="Dask isn't installed (requirements-dev.txt)")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
-    ) as made:
-        yield made
-
-
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_a_dask_worker_that_is_killed_loses_no_grade_and_gives_none_twice(cluster, tmp_path, capsys):
-    students = [f"student {number}" for number in range(6)]
+def test_a_dask_worker_that_is_killed_loses_no_grade_and_gives_none_twice(tmp_path, capsys):
+    distributed = pytest.importorskip("distributed", reason="Dask isn't installed (requirements-dev.txt)")
+    students = [f"student {number}" for number in range(4)]
     for number, student in enumerate(students):
         (tmp_path / "in" / student).mkdir(parents=True)
         wrong = "" if number % 2 else "\nfixed_bytes = lambda model, optimizer: None"
         answer = f"{RIGHT}{wrong}\nimport time\ntime.sleep(1 + {number} / 100)"
         (tmp_path / "in" / student / NAME).write_bytes(as_file(notebook(TOPIC, {CELL: answer})))
-    killed = []
 
     def kill_one():
         while not list(tmp_path.glob("grades/.graded/*.json")):
             time.sleep(0.05)
-        killed.append(next(iter(cluster.workers.values())).process.process.pid)
-        os.kill(killed[0], signal.SIGKILL)
+        os.kill(next(iter(cluster.workers.values())).process.process.pid, signal.SIGKILL)
 
     watch = threading.Thread(target=kill_one, daemon=True)
     watch.start()
-    status = run_command("grade", [str(tmp_path / "in"), "--dask", cluster.scheduler_address, "--seed", "5"])
-    watch.join(60)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=50
+    ) as cluster:
+        status = run_command("grade", [str(tmp_path / "in"), "--dask", cluster.scheduler_address, "--seed", "5"])
+        watch.join(60)
     said = capsys.readouterr().out
     assert status == 0, said
-    assert killed
+    assert not watch.is_alive()
     assert all(said.count(f"{student}, {TOPIC}") == 1 for student in students)
     with open(tmp_path / "grades" / "grades.csv", encoding="utf-8-sig", newline="") as file:
         points = [(row["student"], row["points"]) for row in csv.DictReader(file) if row["exercise"] == NUMBER]
     assert points == [(student, "15" if number % 2 else "0") for number, student in enumerate(students)]
+
+
+def test_a_dask_worker_with_another_edition_does_not_grade():
+    with pytest.raises(UsageError, match="another edition of the course"):
+        grade_there(Submission(TOPIC, {}), "another", 5, 60)
 
 
 def test_a_dask_scheduler_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch):
@@ -69,7 +68,7 @@ def test_a_dask_scheduler_that_does_not_answer_is_named(tmp_path, capsys, monkey
     monkeypatch.setattr("course.grade.DASK_SECONDS", 1)
     (tmp_path / "in" / "Ada").mkdir(parents=True)
     assert run_command("grade", [str(tmp_path / "in"), "--dask", "tcp://127.0.0.1:9"]) == 2
-    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in " ".join(capsys.readouterr().out.split())
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -101,25 +100,29 @@ def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
     assert {test["status"] for test in document["tests"]} == {"passed", "failed"}
 
 
-def test_gradescope_is_told_what_was_wrong_with_the_files(tmp_path):
+def test_the_newest_of_several_notebooks_is_graded_and_what_is_wrong_with_the_files_is_said(tmp_path, monkeypatch):
     assert "There is no notebook" in gradescope.results(tmp_path, TOPIC)["output"]
-    (tmp_path / "x.ipynb").write_text("{")
+    (tmp_path / "c.ipynb").write_text("{")
     found = gradescope.results(tmp_path, TOPIC)
     assert found["score"] == 0
-    assert "x.ipynb: it isn't JSON" in found["output"]
+    assert "c.ipynb: it isn't JSON" in found["output"]
     assert f"Hand in your notebook of {TOPIC}" in found["output"]
-
-
-def test_the_newest_of_several_notebooks_is_graded_and_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(gradescope, "grade", lambda submission, **_: Graded(submission.topic, ()))
+    failed = {"name": "runs", "passed": False, "expected": "an end", "got": "none", "hint": "look"}
+    one = GradedExercise(
+        "15-07.1", "x", 15, 3, "failed", "runs", ({**failed, "name": "starts", "passed": True}, failed)
+    )
+    monkeypatch.setattr(gradescope, "grade", lambda submission, **_: Graded(submission.topic, (one,)))
     for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb"]):
-        (tmp_path / name).write_bytes(b"{" if name == "c.ipynb" else as_file(notebook(TOPIC)))
+        if name != "c.ipynb":
+            (tmp_path / name).write_bytes(as_file(notebook(TOPIC)))
         os.utime(tmp_path / name, (1_000_000 + age, 1_000_000 + age))
-    told = gradescope.results(tmp_path, TOPIC)["output"]
-    assert told.startswith("Graded is a.ipynb.\nc.ipynb: it isn't JSON")
+    found = gradescope.results(tmp_path, TOPIC)
+    assert found["output"].startswith("Graded is a.ipynb.\nc.ipynb: it isn't JSON")
+    said = found["tests"][0]["output"]
+    for text in ("ok     starts", "WRONG  runs", "expected: an end", "hint: look"):
+        assert text in said
 
 
 def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):
     assert run_command("grade", ["--gradescope", "15-77", "--output", str(tmp_path)]) == 1
-    assert "there is no notebook of topic 15-77" in " ".join(capsys.readouterr().out.split())
-    assert "setup" in gradescope.SETUP
+    assert "there is no notebook of topic 15-77" in capsys.readouterr().err
