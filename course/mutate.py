@@ -170,6 +170,7 @@ def keep_reasons(record: Record, earlier: Record) -> int:
             for old in left:
                 if old.change == survivor.change and (old.line == survivor.line or not same_line):
                     survivor.reason = old.reason
+                    left.remove(old)
                     break
     return len(record.survivors) - len(record.unexplained)
 
