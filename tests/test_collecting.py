@@ -238,6 +238,15 @@ def test_a_students_own_zip_file_is_looked_into(tmp_path):
     assert found.unreadable == []
 
 
+def test_how_large_a_notebook_may_be_does_not_limit_the_zip_file_around_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(collecting, "FILE_SIZE", len(ANSWERED))
+    inner = packed({NAME: None, "report.pdf": os.urandom(len(ANSWERED))})
+    (tmp_path / "export.zip").write_bytes(packed({"Ada/all.zip": inner}))
+    found = collect(tmp_path / "export.zip")
+    assert set(found.submissions["Ada"]) == {TOPIC}
+    assert found.unreadable == []
+
+
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_the_newest_that_can_be_read_counts(tmp_path, is_zip):
     files = {"Ada/b.ipynb": as_file(notebook(TOPIC)), "Ada/a.ipynb": None, f"Ada/c {NAME}": b"{"}

@@ -402,3 +402,11 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
         "<td>x.ipynb</td><td>unreadable</td>",
     ):
         assert text in summary
+
+
+def test_names_that_are_one_for_a_file_system_have_a_page_each_in_any_order(tmp_path):
+    students = ["A:B", "a/b", "a?b"]
+    nothing = [grading.absent(TOPIC, grading.ABSENT, "")]
+    grade_pages.write(tmp_path, dict.fromkeys(students, nothing), [], 5)
+    pages = {path.name.casefold(): path.read_text(encoding="utf-8") for path in (tmp_path / "feedback").iterdir()}
+    assert sorted(re.search("<h1>(.*)</h1>", page)[1] for page in pages.values()) == students

@@ -18,7 +18,7 @@ from course.environment import ROOT
 from course.execution import NotebookError, execute_blocking, read_notebook
 from course.kernels import connection
 from course.processes import asked_to_end, share_of_cores
-from course.selection import SelectionError, select
+from course.selection import Selected, SelectionError, select
 from course.syllabus import load
 from shared.device import DEVICE_VARIABLE, PRETENDED
 
@@ -299,6 +299,14 @@ def test_the_table_has_budgets_and_long_runs_are_told_of(tmp_path, monkeypatch, 
     assert status == 0
     assert "15-01  cell 3/9  75 s" in printed
     assert "75.0 / 60 over budget" in printed
+
+
+def test_a_run_of_nothing_is_no_success(tmp_path, monkeypatch, run_files):
+    later = Selected("15-99", "Later", tmp_path / "15-99_later.ipynb")
+    monkeypatch.setattr(run, "select", lambda *_: [later])
+    status, printed = run_files()
+    assert status == 1
+    assert "1 not written yet" in printed
 
 
 def test_wrong_usage_is_said_before_any_work(tmp_path, monkeypatch, run_files):
