@@ -1,9 +1,8 @@
 """Run the tests: each notebook as it is (nbval), and those of the helpers and tools. In ten minutes on two cores.
 
 --all adds what is about one notebook: the tests of its checks and lesson, and its student edition, unsolved and solved,
-on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, JupyterLab in a browser, a
-machine without a network.
-In half an hour; CI runs it.
+on a pretended accelerator; and what is about other places: nbgrader, Gradescope, clusters, the site, JupyterLab in a
+browser, a machine without a network. In half an hour; CI runs it.
 
 A topic (15-01 or 15-1) or a notebook file means all that is about that notebook: its two executions and its checks'
 tests. All other options and paths go to pytest; with a path only that is tested, e.g.
@@ -29,7 +28,7 @@ from course.settings import SettingError, check_settings
 TAKES_EXTRA_ARGUMENTS = True
 ALL = "--all"
 ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
-ELSEWHERE = ["*test_nbgrader.py", "*test_grade_elsewhere.py", "*test_jupyterlab.py", "*test_offline.py"]
+ELSEWHERE = [f"*test_{name}.py" for name in ("nbgrader", "grade_elsewhere", "jupyterlab", "offline", "site")]
 WORKERS = 2
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
 # loadfile: a notebook's cells must stay together, in one kernel. A test that hangs ends its worker (pyproject.toml):
