@@ -19,7 +19,7 @@ from course.__main__ import run_command
 from course.collecting import Unreadable
 from course.environment import ROOT
 from course.grading import Graded, GradedExercise
-from course.skeleton import editions, skeleton
+from course.skeleton import edition, editions, skeleton
 from course.submission import read_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -283,6 +283,18 @@ def test_an_interrupted_batch_goes_on_where_it_was(tmp_path, here):
     assert not (tmp_path / "grades" / "grades.csv").exists()
     hand_in(source, bo="1 +")
     assert "1/1  bo" in here(source)[1]
+
+
+def test_a_verdict_is_kept_only_while_nothing_that_decides_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("course.skeleton.ROOT", tmp_path)
+    monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "lesson.ipynb"})
+    seen = [""]
+    for name in ("lesson.ipynb", "shared/text.py", "shared/checks/a_topic.py", "course/judging.py"):
+        for content in ("", "mended"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+        seen.append(edition.__wrapped__(TOPIC))
+        assert seen[-1] != seen[-2], f"{name} has changed"
 
 
 # --------------------------------------------------------------------------------------------------------------------

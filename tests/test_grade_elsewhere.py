@@ -123,6 +123,14 @@ def test_the_newest_of_several_notebooks_is_graded_and_what_is_wrong_with_the_fi
         assert text in said
 
 
+def test_grading_ends_before_gradescope_would_end_it_without_any_points(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(gradescope, "grade", lambda submission, **options: given.update(options) or Graded(TOPIC, ()))
+    (tmp_path / NAME).write_bytes(as_file(notebook(TOPIC)))
+    gradescope.results(tmp_path, TOPIC)
+    assert given.get("total", 900) < 600, "seconds"
+
+
 def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):
     assert run_command("grade", ["--gradescope", "15-77", "--output", str(tmp_path)]) == 1
     assert "there is no notebook of topic 15-77" in capsys.readouterr().err

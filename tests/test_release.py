@@ -390,6 +390,8 @@ def test_only_what_is_committed_is_released(monkeypatch, tmp_path, capsys):
         'release: commit these first, so that the release can be made again from its commit:\n  "a file.py"\n'
     )
     assert list((tmp_path / "dist").iterdir()) == []
+    git(repository, "add", "--update")
+    assert len(release.uncommitted(repository)) == 1, "what is staged isn't committed"
 
 
 def test_a_notebook_that_cannot_be_released_is_named(monkeypatch):

@@ -228,6 +228,16 @@ def test_a_rehearsal_pretends_the_device_and_leaves_the_other_copies(tmp_path, r
 
 
 @pytest.mark.notebook
+def test_no_start_up_file_of_the_users_runs_before_a_notebook(tmp_path, monkeypatch):
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "mine.py").write_text("mine = 1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook, _ = read_notebook(write(tmp_path / "n.ipynb", "mine"))
+    assert execute_blocking(notebook, tmp_path).failure.reason == "NameError: name 'mine' is not defined"
+
+
+@pytest.mark.notebook
 def test_a_kernel_that_does_not_start_says_why(tmp_path, monkeypatch):
     notebook, _ = read_notebook(write(tmp_path / "n.ipynb", "1"))
     monkeypatch.setattr(sys, "executable", "/no/such/python")

@@ -31,6 +31,7 @@ def refuse():
     ("action", "words", "status"),
     [
         (refuse, ("nowhere",), "passed"),
+        (refuse, ("elsewhere", "nowhere"), "passed"),
         (refuse, (), "passed"),
         (refuse, ("here I am",), "failed"),
         (int, ("nowhere",), "failed"),

@@ -5,6 +5,7 @@ import json
 import os
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -15,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from course import renewing, workbook
 from course.edition import EditionError, solutions, student_edition, unlink_missing
 from course.exercise_form import answer_metadata, check_metadata
+from course.files import NotWritableError
 from course.renewing import EARLIER, RECORD, write_edition
 from course.selection import Selected
 from course.syllabus import load
@@ -141,6 +143,17 @@ def test_links_to_notebooks_that_are_not_there_become_text():
     notebook = new_notebook(cells=[new_markdown_cell(linked), new_code_cell(code)])
     unlink_missing(notebook, ["15-01_a.ipynb"])
     assert [cell.source for cell in notebook.cells] == [text.format("15-02", "**15-03**, `x[0]`"), code]
+
+
+def test_no_edition_replaces_the_lessons_themselves_however_their_folder_is_called(tmp_path, monkeypatch):
+    here = tmp_path.resolve()
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    lessons = [Selected(None, "a", here / "a.ipynb")]
+    for folder in (here, Path("..")):
+        with pytest.raises(NotWritableError, match="holds the notebooks themselves"):
+            workbook.require_folder(folder, lessons)
+    workbook.require_folder(Path(), lessons)
 
 
 # --------------------------------------------------------------------------------------------------------------------
