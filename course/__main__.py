@@ -7,6 +7,7 @@ environment (course/environment.py) and starts itself again in it. The commands 
 
 import argparse
 import importlib
+import os
 import sys
 
 # command: (one line of help, needs the environment)
@@ -109,6 +110,10 @@ def main(argv: "list[str] | None" = None) -> int:
             if not environment.is_there():  # whoever wants to look first must not wait for PyTorch
                 sys.stderr.write(environment.SITE_ADVICE + "\n")
                 return 1
+        # JupyterLab says so, too, but after the set-up and without the form that make needs
+        if command == "lab" and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
+            sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
+            return 2
         if COMMANDS[command][1]:
             status = environment.enter(command, arguments)
             if status is not None:

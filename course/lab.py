@@ -89,9 +89,9 @@ def running(page: Path) -> str:
 
 
 def command(page: Path, extra: list[str]) -> list[str]:
-    """The command line that opens JupyterLab in the page's folder, on the page. It logs warnings and its address."""
+    """The command line that opens JupyterLab in the page's folder, on the page. It logs errors and its address."""
     folder, url = page.resolve().parent, f"/lab/tree/{page.name}"
-    quiet = ["--log-level=WARN", "--LabApp.log_level=WARN"]
+    quiet = ["--log-level=ERROR", "--LabApp.log_level=ERROR"]
     settings = [f"--ServerApp.root_dir={folder}", f"--LabApp.default_url={url}"]
     return [sys.executable, "-m", "jupyterlab", *quiet, *settings, *extra]
 

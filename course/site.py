@@ -11,6 +11,7 @@ import argparse
 import base64
 import importlib.util
 import io
+import math
 import re
 import shutil
 import subprocess
@@ -121,7 +122,8 @@ def lesson_page(lesson: Lesson, book: Syllabus, folder: Path, solutions: bool) -
         if cell.id == "setup":
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
         if "hide-input" in cell.metadata.get("tags", []):
-            what = FOLDED.get(cell.id, "drawing code")
+            # a cell that hides both has two folds, of which {type} says which is which
+            what = "{type}" if "hide-output" in cell.metadata.tags else FOLDED.get(cell.id, "drawing code")
             cell.metadata["mystnb"] = {"code_prompt_show": f"Show the {what}", "code_prompt_hide": f"Hide the {what}"}
         if cell.cell_type == "code" and not nbgrader:
             cell.outputs = list(with_picture_files(full.outputs, cell.id, lesson.topic.number, folder))
@@ -220,7 +222,7 @@ def front_page(lessons: Sequence[Lesson], book: Syllabus, solutions: bool, bundl
     text = (PARTS / "index.md").read_text(encoding="utf-8")
     text = text.format(
         title=f"Module {book.module.number}: {book.module.title}",
-        hours=round(total / 60),
+        hours=math.ceil(total / 60),
         map=topic_map([lesson.topic for lesson in lessons], book),
         check=(PARTS / "check.md").read_text(encoding="utf-8"),
         table="\n".join(rows),
@@ -363,6 +365,7 @@ def build(book: Syllabus, lessons: Sequence[Lesson], output: Path, solutions: bo
         )
     if any(output.iterdir()) and not (output / MARKER).is_file():
         raise SiteError(f"{output} holds something else than a site; name another --output.")
+    print("Building the pages; it takes about half a minute.", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         source, extra, made = (Path(folder, name) for name in ("source", "extra", "made"))
         source.mkdir()

@@ -248,3 +248,11 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(clean.shutil, "rmtree", refuse)
     assert clean.main(argparse.Namespace(all=False)) == 1
     assert f"{tmp_path / 'executed'} can't be removed: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="root is POSIX's")
+def test_root_learns_at_once_what_make_lab_needs(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("course.environment.enter", lambda *_: pytest.fail("it was set up first"))
+    assert cli.main(["lab"]) == 2
+    assert 'make lab ARGS="--allow-root"' in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from course import environment
 from course.environment import Environment, SetupError, locked, unmet
 
-COUNTED = ["1 packages are in place", "2 packages are in place"]
+COUNTED = ["1 of about 145 packages are in place", "2 of about 145 packages are in place"]
 
 
 class Fakes:
