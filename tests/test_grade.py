@@ -84,6 +84,16 @@ for number in range(3, 100):
         pass
 os._exit(0)
 """
+# what one says that has found the key in the frames above it
+FOUND_KEY = """
+import json, os, sys
+frame = sys._getframe()
+while not {"job", "link"} <= set(frame.f_locals):
+    frame = frame.f_back
+said = {"stage": "failed", "reason": "", "earned": 1, "demands": [], "key": frame.f_locals["job"].key, **%s}
+frame.f_locals["link"].send_bytes(json.dumps(said).encode())
+os._exit(0)
+"""
 IMPORTED = "from shared.checks.topic_15_07 import _fixed_bytes as f\ndef fixed_bytes(*a): return f(*a)"
 HELPER = code("import math as m\ndef up(n): return m.ceil(n / 512) * 512")
 HELPED = RIGHT[CELL].replace("-(-p.nbytes // 512) * 512", "up(p.nbytes)")
@@ -124,6 +134,10 @@ CASES = {
     "fetches it": (answering("import sys; fixed_bytes = sys.modules['shared.checks.topic_15_07']._fixed_bytes"),
         0, "refused", "it is the course's own"),
     "forges a result": (answering(FORGED), 0, "stopped", "no result"),
+    "earns a word": (answering(FOUND_KEY % {"earned": "all"}), 0, "stopped", "no result"),
+    "earns too much": (answering(FOUND_KEY % {"earned": 1e9}), 15, "failed", ""),
+    "demands nonsense": (answering(FOUND_KEY % {"demands": [{}]}), 0, "stopped", "no result"),
+    "is at a stage of its own": (answering(FOUND_KEY % {"stage": ["<script>"]}), 0, "stopped", "no result"),
     "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>')"), 0, "failed", "parameters"),
 }  # fmt: skip
 PATCHES = {
