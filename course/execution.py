@@ -80,13 +80,13 @@ def read_notebook(path: Path) -> tuple[NotebookNode, str]:
     except UnicodeDecodeError as error:
         raise NotebookError(f"not UTF-8 text (byte {error.start})") from error
     except nbformat.reader.NotJSONError as error:
-        reason = error.__cause__
-        where = f"line {reason.lineno}, column {reason.colno}: {reason.msg}"
-        raise NotebookError(f"not JSON, so not a notebook ({where})") from error
+        raise NotebookError(f"not JSON, so not a notebook ({error.__cause__})") from error
     except nbformat.ValidationError as error:
         raise NotebookError(f"not a valid notebook: {str(error).strip().splitlines()[0]}") from error
-    except (AttributeError, TypeError, KeyError) as error:
-        raise NotebookError("JSON, but not a notebook") from error
+    except NotebookError:
+        raise
+    except Exception as error:  # whatever nbformat meets in JSON that is something else
+        raise NotebookError(f"JSON, but not a notebook ({type(error).__name__}: {error})") from error
     return notebook, hashlib.sha256(content).hexdigest()
 
 

@@ -364,6 +364,8 @@ def test_selection(tmp_path, monkeypatch):
         (b'{"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": []}', "format 3"),
         (b'{"cells": [{"cell_type": "code"}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "not a valid"),
         (b"[1]", "not a notebook"),
+        (b"[" * 100_000, "not a notebook"),
+        (b'{"nbformat": 5, "nbformat_minor": 0, "metadata": {}, "cells": []}', "version 5"),
         (None, "can't be read"),
     ],
 )
