@@ -260,6 +260,12 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
+    if os.name == "posix":
+        (tmp_path / "executed").symlink_to(tmp_path / "workbook")  # on a larger disk, say
+        assert clean.main(argparse.Namespace(all=False)) == 0
+        assert not (tmp_path / "executed").exists()
+        assert (tmp_path / "workbook" / "mine.ipynb").exists()
+
     (tmp_path / "executed").mkdir()
     monkeypatch.setattr(clean.shutil, "rmtree", refuse)
     assert clean.main(argparse.Namespace(all=False)) == 1

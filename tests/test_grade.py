@@ -95,6 +95,7 @@ frame.f_locals["link"].send_bytes(json.dumps(said).encode())
 os._exit(0)
 """
 IMPORTED = "from shared.checks.topic_15_07 import _fixed_bytes as f\ndef fixed_bytes(*a): return f(*a)"
+IMPORTED_BESIDE = "import math, shared.checks.topic_15_07 as c\ndef fixed_bytes(*a): return c._fixed_bytes(*a)"
 HELPER = code("import math as m\ndef up(n): return m.ceil(n / 512) * 512")
 HELPED = RIGHT[CELL].replace("-(-p.nbytes // 512) * 512", "up(p.nbytes)")
 NOTEBOOKS_OWN = (
@@ -131,6 +132,8 @@ CASES = {
     "is always equal": (answering(EQUAL), 0, "failed", "parameters"),
     "takes the stand-in": (answering("fixed_bytes = check.fixed_bytes.stand_in()"), 0, "refused", "stand-in"),
     "imports it": (answering(IMPORTED), 0, "refused", "imports"),
+    "imports it beside another": (answering(IMPORTED_BESIDE), 0, "refused", "imports"),
+    "writes about it": (answering(f'"""\nfrom shared.checks I take nothing\n"""\n{RIGHT[CELL]}'), 15, "passed", ""),
     "fetches it": (answering("import sys; fixed_bytes = sys.modules['shared.checks.topic_15_07']._fixed_bytes"),
         0, "refused", "it is the course's own"),
     "forges a result": (answering(FORGED), 0, "stopped", "no result"),
@@ -385,7 +388,9 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
     results = {
         "-Ada": [Graded("15-99", (failed,), ("the newest & only",))],
         "a/b": [Graded("15-99", (replace(failed, points=10, status="passed", reason="", demands=()),))],
-        "A:B": [Graded("15-99", (replace(failed, points=0, status="not handed in", reason="", demands=()),))],
+        "A:B": [
+            Graded("15-99", (replace(failed, points=0, status="not handed in", reason="but <a.pdf>", demands=()),))
+        ],
     }
     unreadable = [Unreadable("-Ada", "", "x.ipynb", "no <b>")]
     grade_pages.write(tmp_path, results, unreadable, 5)
@@ -407,6 +412,7 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
         "x.ipynb could not be read: no &lt;b&gt;",
     ):
         assert text in pages["-Ada.html"]
+    assert any("not handed in: but &lt;a.pdf&gt;" in page for page in pages.values())
     summary = (tmp_path / "summary.html").read_text(encoding="utf-8")
     for text in (
         "3 students; the checks' seed was 5",
