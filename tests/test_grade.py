@@ -365,7 +365,6 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         (["in", "--timeout", "0"], "positive"),
         (["empty"], "neither notebooks nor folders"),
         (["in", "--output", "older"], "seed.txt holds no seed"),
-        (["--gradescope", "15-99"], "there is no topic 15-99; there are 15-01, "),
     ],
 )
 def test_wrong_usage_says_so(tmp_path, monkeypatch, capsys, arguments, message):
