@@ -97,7 +97,7 @@ def main(argv: "list[str] | None" = None) -> int:
 
     if command == "setup" and arguments:
         print(f"usage: python -m course setup\n\n{COMMANDS['setup'][0]}; it has no options")
-        return 2
+        return 0 if arguments[0] in ("-h", "--help") else 2
 
     from course import environment
 

@@ -43,5 +43,5 @@ def remove(root: Path) -> Iterator[Path]:
         found += [Path(folder, name) for name in names if name in CACHES]
         names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
     for path in found:
-        shutil.rmtree(path)
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
         yield path

@@ -65,21 +65,24 @@ def collect(source: Path) -> Collection:
         source = inside[0] if _is_zip(inside[0]) else source  # an export, as it was downloaded
     if not source.is_dir() and not _is_zip(source):
         raise CollectingError(f"{source} is neither a folder nor a zip file")
+    files: list[_File] = []
+    groups: dict[str, list[_Owner]] = {}
     with tempfile.TemporaryDirectory(prefix="submissions-") as folder:
         scratch = Path(folder)
         if source.is_dir():
-            found = [file for path in sorted(source.iterdir()) for file in _found(path, (), scratch, 0)]
+            found = (file for path in sorted(source.iterdir()) for file in _found(path, (path.name,), scratch, 0))
         else:
-            found = list(_in_zip(source, (), scratch))
-        found = [file._replace(parts=_below_export(file.parts)) for file in found]
-        return _sorted_out([file for file in found if file.parts], home)
+            found = _in_zip(source, (), scratch)
+        for file in found:  # read at once: what was unpacked is removed before the next one is
+            parts = _below_export(file.parts)
+            if parts == (_METADATA,) and not file.problem:  # not one in a student's folder
+                groups |= _submitters(file.path.read_bytes())
+            elif parts:
+                files.append(_read(file._replace(parts=parts)))
+        return _sorted_out(files, groups, home)
 
 
-def _sorted_out(files: list[_File], home: str) -> Collection:
-    groups: dict[str, list[_Owner]] = {}
-    for file in files:
-        if file.parts == (_METADATA,):  # not one in a student's folder
-            groups = _submitters(file.path.read_bytes())
+def _sorted_out(files: list[_File], groups: dict[str, list[_Owner]], home: str) -> Collection:
     owned = [(file, owner) for file in files for owner in _owners(file, groups, home)]
     labels = _labels({owner for _, owner in owned})
     collection = Collection({name: {} for name in sorted(labels.values(), key=str.casefold)}, [], defaultdict(list))
@@ -88,15 +91,12 @@ def _sorted_out(files: list[_File], home: str) -> Collection:
         student, where = labels[owner], "/".join(file.parts)
         if file.is_folder:
             continue
-        if not file.problem and file.path.suffix.lower() != ".ipynb":
-            collection.others[student].append(where)
-            continue
-        try:
-            submission = _read(file)
-        except (UnreadableError, OSError) as error:
-            collection.unreadable.append(Unreadable(student, topic_in(file.path.name), where, str(error)))
+        if file.submission is not None:
+            found[student, file.submission.topic].append((file.when, where, file.submission))
+        elif file.problem:
+            collection.unreadable.append(Unreadable(student, topic_in(file.parts[-1]), where, file.problem))
         else:
-            found[student, submission.topic].append((file.path.stat().st_mtime, where, submission))
+            collection.others[student].append(where)
     for (student, topic), several in found.items():
         *older, (_, where, newest) = sorted(several, key=lambda one: one[:2])
         if older:
@@ -106,45 +106,55 @@ def _sorted_out(files: list[_File], home: str) -> Collection:
     return collection
 
 
-def _read(file: _File) -> Submission:
-    if file.problem:
-        raise UnreadableError(file.problem)
-    with file.path.open("rb") as opened:
-        return read_submission(opened.read(FILE_SIZE + 1), file.path.name)
+def _read(file: _File) -> _File:
+    """With what is in it, if it is a notebook; or with the reason why that can't be read."""
+    if file.problem or file.is_folder or file.path.suffix.lower() != ".ipynb":
+        return file
+    try:
+        with file.path.open("rb") as opened:
+            submission = read_submission(opened.read(FILE_SIZE + 1), file.parts[-1])
+        return file._replace(submission=submission, when=file.path.stat().st_mtime)
+    except (UnreadableError, OSError) as error:
+        return file._replace(problem=str(error))
 
 
 # ---------------------------------------------------------------- what there is
 
 
 class _File(NamedTuple):
-    """A file or folder: where it was found, as if each zip file were a folder; where it is; why it isn't read."""
+    """A file or folder, and what was read of it."""
 
-    parts: tuple[str, ...]
-    path: Path
-    problem: str = ""
+    parts: tuple[str, ...]  # where it was found, as if each zip file were a folder
+    path: Path  # where it is
+    problem: str = ""  # why it isn't read
+    submission: Submission | None = None
+    when: float = 0  # when the submission was written, in seconds since 1970
 
     @property
     def is_folder(self) -> bool:
         return not self.problem and self.path.is_dir()
 
 
-def _found(path: Path, above: tuple[str, ...], scratch: Path, depth: int) -> Iterator[_File]:
+def _found(path: Path, parts: tuple[str, ...], scratch: Path, depth: int) -> Iterator[_File]:
     """A file, or a folder or zip file with what is in it; nothing of what isn't looked at."""
     # umlauts in one form, whichever the system has; what is no UTF-8 could not be written
-    name = unicodedata.normalize("NFC", os.fsencode(path.name).decode("utf-8", "replace"))
-    parts = (*above, name)
+    name = unicodedata.normalize("NFC", os.fsencode(parts[-1]).decode("utf-8", "replace"))
+    above, parts = parts[:-1], (*parts[:-1], name)
     if _is_ignored(name):
         return
-    if path.is_symlink():
-        yield _File(parts, path, "it is a link, and none is followed")
-    elif _is_zip(path):
-        yield from _in_zip(path, (*above, name[:-4]), scratch, depth)
-    elif path.is_dir():
-        yield _File(parts, path)
-        for inside in sorted(path.iterdir()):
-            yield from _found(inside, parts, scratch, depth)
-    elif path.is_file():
-        yield _File(parts, path)
+    try:
+        if path.is_symlink():
+            yield _File(parts, path, "it is a link, and none is followed")
+        elif _is_zip(path):
+            yield from _in_zip(path, (*above, name[:-4]), scratch, depth)
+        elif path.is_dir():
+            yield _File(parts, path)
+            for inside in sorted(path.iterdir()):
+                yield from _found(inside, (*parts, inside.name), scratch, depth)
+        elif path.is_file():
+            yield _File(parts, path)
+    except OSError as error:  # nobody may look into the folder
+        yield _File(parts, path, error.strerror or str(error))
 
 
 def _in_zip(file: Path, above: tuple[str, ...], scratch: Path, depth: int = 0) -> Iterator[_File]:
@@ -157,8 +167,8 @@ def _in_zip(file: Path, above: tuple[str, ...], scratch: Path, depth: int = 0) -
             raise UnreadableError("it is a zip file in a zip file in a zip file")
         with _opened(file) as archive:
             for info in archive.infolist():
-                pieces = unicodedata.normalize("NFC", info.filename).split("/")
-                parts = (*above, *(piece for piece in pieces if piece not in ("", "..")))
+                pieces = re.split(r"[/\\]", unicodedata.normalize("NFC", info.filename))  # Windows' PowerShell writes \
+                parts = (*above, *(piece for piece in pieces if piece not in ("", ".", "..")))
                 if parts == above or any(map(_is_ignored, parts)):
                     continue
                 path = folder / parts[-1]
@@ -177,7 +187,8 @@ def _in_zip(file: Path, above: tuple[str, ...], scratch: Path, depth: int = 0) -
                     except _DAMAGES as error:
                         yield _File(parts, path, str(error) or "it is damaged")
                     else:
-                        yield from _found(path, parts[:-1], scratch, depth + 1)
+                        yield from _found(path, parts, scratch, depth + 1)
+                        path.unlink()
     except _DAMAGES as error:
         yield _File(named, file, str(error) or "it is damaged")
 
@@ -223,7 +234,9 @@ def _owners(file: _File, groups: dict[str, list[_Owner]], home: str) -> list[_Ow
 
 
 def _below_export(parts: tuple[str, ...]) -> tuple[str, ...]:
-    return parts[1:] if _EXPORT.fullmatch(parts[0]) else parts
+    while parts and _EXPORT.fullmatch(parts[0]):  # the zip file, and the folder in it
+        parts = parts[1:]
+    return parts
 
 
 def _named_in(file: str) -> str:

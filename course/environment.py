@@ -380,7 +380,8 @@ def enter(command: str, arguments: list[str]) -> int | None:
     if choice:
         raise SetupError(f"COURSE_ENV={choice!r} is not known. Use COURSE_ENV=current, or unset it to have .venv made.")
     os.environ.pop("PYTHONHOME", None)  # which would lead the Python of .venv elsewhere, and that one back here
-    made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"), tools=command in NEED_TOOLS)
+    needs_tools = command in NEED_TOOLS and not {"-h", "--help"} & set(arguments)
+    made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"), tools=needs_tools)
     python = made.ensure()
     if Path(sys.prefix).resolve() == made.folder.resolve():
         return None

@@ -80,13 +80,13 @@ def read_notebook(path: Path) -> tuple[NotebookNode, str]:
     except UnicodeDecodeError as error:
         raise NotebookError(f"not UTF-8 text (byte {error.start})") from error
     except nbformat.reader.NotJSONError as error:
-        reason = error.__cause__
-        where = f"line {reason.lineno}, column {reason.colno}: {reason.msg}"
-        raise NotebookError(f"not JSON, so not a notebook ({where})") from error
+        raise NotebookError(f"not JSON, so not a notebook ({error.__cause__})") from error
     except nbformat.ValidationError as error:
         raise NotebookError(f"not a valid notebook: {str(error).strip().splitlines()[0]}") from error
-    except (AttributeError, TypeError, KeyError) as error:
-        raise NotebookError("JSON, but not a notebook") from error
+    except NotebookError:
+        raise
+    except Exception as error:  # whatever nbformat meets in JSON that is something else
+        raise NotebookError(f"JSON, but not a notebook ({type(error).__name__}: {error})") from error
     return notebook, hashlib.sha256(content).hexdigest()
 
 
@@ -124,6 +124,10 @@ def execute_blocking(
     def count(cell: NotebookNode, cell_index: int) -> None:
         progress.cell += cell.cell_type == "code"
 
+    def no_exit(cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
+        if any(payload.get("source") == "ask_exit" for payload in execute_reply["content"].get("payload", [])):
+            raise CellExecutionError("", "SystemExit", "exit() and quit() end the kernel, in the midst of the notebook")
+
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient's messages are in `progress`, too
     start, ended, token = time.monotonic(), threading.Event(), uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="course-kernel-", ignore_cleanup_errors=True) as scratch:
@@ -135,7 +139,7 @@ def execute_blocking(
         client = _Client(
             notebook, km=manager, startup_timeout=120, timeout=timeout, interrupt_on_timeout=True,
             error_on_timeout=late, iopub_timeout=10, record_timing=False, store_widget_state=False,
-            coalesce_streams=True, on_cell_start=count,
+            coalesce_streams=True, on_cell_start=count, on_cell_executed=no_exit,
         )  # fmt: skip
         environment = {
             **os.environ,
@@ -145,7 +149,8 @@ def execute_blocking(
             **(REHEARSAL if rehearse else {}),
             TOKEN: token,
         }
-        watch = threading.Thread(target=_watch, args=(manager, token, progress, ended), daemon=True)
+        seen: set[psutil.Process] = set()
+        watch = threading.Thread(target=_watch, args=(manager, token, progress, seen, ended), daemon=True)
         watch.start()
         log = Path(scratch, "kernel.log")  # tracebacks of a crash, messages of C libraries
         try:
@@ -163,7 +168,7 @@ def execute_blocking(
             atexit.unregister(client._cleanup_kernel)  # which nbclient leaves there if the kernel did not start
             ended.set()
             watch.join()
-            _kill(token)
+            _kill(token, seen)
     progress.seconds = time.monotonic() - start
     return progress
 
@@ -182,41 +187,51 @@ class _Client(NotebookClient):
         return super().output(outs, msg, display_id, cell_index)
 
 
-def _watch(manager: AsyncKernelManager, token: str, progress: Progress, ended: threading.Event) -> None:
-    """Measure until `ended`, and kill the kernel when `progress` says so."""
+def _watch(
+    manager: AsyncKernelManager, token: str, progress: Progress, seen: set[psutil.Process], ended: threading.Event
+) -> None:
+    """Until `ended`, measure, note which processes were `seen`, and kill all when `progress` says so."""
     start = time.monotonic()
     while not ended.wait(SAMPLE_SECONDS):
         progress.seconds = time.monotonic() - start
-        progress.peak = max(progress.peak, _memory(getattr(manager.provisioner, "pid", None)))
+        family = _family(getattr(manager.provisioner, "pid", None))
+        seen.update(family)
+        progress.peak = max(progress.peak, sum(map(_memory, family)))
         if progress.stop:
-            _kill(token)
+            _kill(token, seen)
 
 
-def _memory(pid: int | None) -> int:
-    """Bytes of a process and its children.
-
-    Linux tells their PSS, in which a page that several share counts once: in a sum of RSS four ranks forked from one
-    server seem to hold PyTorch four times.
-    """
-    total = 0
+def _family(pid: int | None) -> list[psutil.Process]:
+    """A process and what it and its children have started."""
     if pid is not None:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
-            for process in [root, *root.children(recursive=True)]:
-                with contextlib.suppress(psutil.Error):
-                    memory = process.memory_full_info() if psutil.LINUX else process.memory_info()
-                    total += getattr(memory, "pss", memory.rss)
-    return total
+            return [root, *root.children(recursive=True)]
+    return []
 
 
-def _kill(token: str) -> None:
-    """Kill the kernel with this token and whatever it has started, daemons and orphans, too."""
-    left = []
+def _memory(process: psutil.Process) -> int:
+    """Bytes of a process.
+
+    Linux tells its PSS, in which a page that several share counts once: in a sum of RSS four ranks forked from one
+    server seem to hold PyTorch four times.
+    """
+    with contextlib.suppress(psutil.Error):
+        memory = process.memory_full_info() if psutil.LINUX else process.memory_info()
+        return getattr(memory, "pss", memory.rss)
+    return 0
+
+
+def _kill(token: str, seen: set[psutil.Process]) -> None:
+    """Kill the kernel with this token and whatever it has started: daemons, orphans, and what has no environment."""
+    left = set(seen)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(TOKEN) == token:
-                process.kill()
-                left.append(process)
+                left.add(process)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # nothing to one that has ended, even if another has its number
     psutil.wait_procs(left, timeout=5)
 
 

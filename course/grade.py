@@ -45,7 +45,7 @@ from course.lesson_code import TargetError
 from course.processes import asked_to_end
 from course.release import ReleaseError
 from course.settings import positive
-from course.skeleton import edition
+from course.skeleton import edition, editions
 from course.submission import Submission
 from course.syllabus import SyllabusError
 
@@ -78,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
         if args.gradescope:
+            if args.gradescope not in editions():
+                raise UsageError(f"there is no topic {args.gradescope}; there are {', '.join(editions())}")
             print(gradescope.write(args.gradescope, args.output))
             return 0
         return _grade(args)
@@ -149,8 +151,13 @@ def _places(args: argparse.Namespace) -> tuple[Path, Path]:
 
 def _seed(named: int | None, file: Path) -> int:
     """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
-    if named is None:
-        named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
+    if named is None and file.exists():
+        try:
+            named = int(file.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
+    elif named is None:
+        named = secrets.randbelow(2**32)
     write_whole(file, f"{named % 2**32}\n")
     return named % 2**32
 

@@ -66,7 +66,9 @@ def feedback(student: str, graded: list[Graded], unreadable: list[Unreadable]) -
         parts.append(f"<h2>{topic.topic}: {topic.points:g} of {topic.of} points</h2>")
         parts += [f"<p>{escape(note)}</p>" for note in topic.notes]
         if topic.exercises[0].status in NOT_HANDED_IN:
-            parts.append(f"<p>{topic.exercises[0].status}</p>")
+            first = topic.exercises[0]  # all are alike; why a file can't be read stands below
+            why = f": {escape(first.reason)}" if first.reason and first.status != UNREADABLE else ""
+            parts.append(f"<p>{first.status}{why}</p>")
         else:
             parts += map(_exercise, topic.exercises)
     parts += [f"<p>{escape(one.where)} could not be read: {escape(one.problem)}.</p>" for one in unreadable]

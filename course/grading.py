@@ -142,10 +142,25 @@ def _grade_exercise(nothing: GradedExercise, job: Job, deadline: float, is_seale
                 said = process.hear(min(stages[stage], left))
                 if not isinstance(said, dict) or said.get("key") != job.key:
                     raise Stopped("it sent what is no result")
-                stage = said["stage"]
+                stage = str(said.get("stage"))
     except Stopped as error:
         return replace(nothing, status=STOPPED, reason=f"{stage}: {error}")
     except OSError as error:
         return replace(nothing, status=BROKEN, reason=str(error))
-    points = {PASSED: nothing.of, FAILED: said["earned"]}.get(stage, 0)
-    return replace(nothing, points=points, status=stage, reason=said["reason"], demands=tuple(said["demands"]))
+    try:
+        return _verdict(nothing, said)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return replace(nothing, status=STOPPED, reason="it sent what is no result")
+
+
+def _verdict(nothing: GradedExercise, said: dict[str, Any]) -> GradedExercise:
+    """What a process said at last. From an answer that deceives it may be anything: then this raises."""
+    status = said["stage"]
+    if status not in (PASSED, FAILED, NOT_ATTEMPTED, BROKEN, REFUSED):
+        raise ValueError(status)
+    demands = tuple(
+        {"passed": one["passed"] is True, **{name: str(one[name]) for name in ("name", "expected", "got", "hint")}}
+        for one in said["demands"]
+    )
+    points = {PASSED: nothing.of, FAILED: min(max(0.0, float(said["earned"])), nothing.of)}.get(status, 0)
+    return replace(nothing, points=points, status=status, reason=str(said["reason"]), demands=demands)

@@ -185,7 +185,13 @@ def _runnable(source: str) -> str:
 
 
 def _imports_checks(source: str) -> bool:
-    return bool(re.search(r"^\s*(from|import)\s+shared(\.checks|\s+import\s+checks)\b", source, re.MULTILINE))
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return any(f"{name}.".startswith("shared.checks.") for name in names)
 
 
 def _is_courses(answer: Any, exercise: Any) -> bool:

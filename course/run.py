@@ -118,7 +118,11 @@ def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Cons
     with asked_to_end(), ThreadPoolExecutor(at_once) as pool:
         try:
             running = [pool.submit(_run, job, args, env, console) for job in jobs]
-            while wait(running, REPORT_SECONDS).not_done:
+            told = time.monotonic()
+            while wait(running, min(0.5, REPORT_SECONDS)).not_done:  # Windows hears Ctrl-C between two waits only
+                if time.monotonic() - told < REPORT_SECONDS:
+                    continue
+                told = time.monotonic()
                 for job in jobs:
                     if job.status == "running":
                         at = job.progress

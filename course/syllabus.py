@@ -148,6 +148,7 @@ def parse(text: str, path: Path) -> Syllabus:
 
 def _made(kind: type, table: dict, where: str, **more: Any) -> Any:
     """An object of the table's values, if it has the keys that the class has fields for, and of the right types."""
+    _require(dict, table, where)
     for key, value in table.items():
         wanted = kind.__annotations__.get(key)
         if wanted in ("int", "str", "bool") and type(value).__name__ != wanted:
@@ -158,7 +159,13 @@ def _made(kind: type, table: dict, where: str, **more: Any) -> Any:
         raise SyllabusError(f"{where}: {str(error).partition('() ')[2]}") from None
 
 
+def _require(kind: type, value: Any, where: str) -> None:
+    if not isinstance(value, kind):
+        raise SyllabusError(f"{where}: must be a {'table' if kind is dict else 'list'}, not {value!r}")
+
+
 def _numbers(values: list, where: str) -> tuple[str, ...]:
+    _require(list, values, where)
     for value in values:
         if not isinstance(value, str) or not _NUMBER.fullmatch(value):
             raise SyllabusError(f'{where} holds {value!r}, which is no topic number like "5-07"')
@@ -168,7 +175,9 @@ def _numbers(values: list, where: str) -> tuple[str, ...]:
 def _topic(number: str, table: dict, module: Module, folder: Path, where: str) -> Topic:
     if not _NUMBER.fullmatch(number) or number_key(number)[0] != module.number:
         raise SyllabusError(f'{where}: the number must look like "{module.number}-01"')
+    _require(dict, table, where)
     warnings = []
+    _require(list, table.get("warnings", []), f"{where}: warnings")
     for index, row in enumerate(table.get("warnings", []), start=1):
         warning = _made(Warning_, row, f"{where}: warning {index}")
         references = _numbers(warning.references, f"{where}: warning {index}: references")

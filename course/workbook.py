@@ -11,6 +11,8 @@ import textwrap
 from contextlib import suppress
 from pathlib import Path
 
+from nbformat import NotebookNode
+
 from course import start_page, syllabus
 from course.edition import EditionError, jupyter_metadata, student_edition, unlink_missing
 from course.environment import ROOT
@@ -65,8 +67,7 @@ def make(notebooks: list[Selected], folder: Path) -> int:
             print(f"{name}: no student edition, because of\n{textwrap.indent(str(error), '  ')}")
             continue
         unlink_missing(edition, [path.name for path in notebook.path.parent.glob("*.ipynb")])
-        edition.metadata.update(jupyter_metadata())
-        print(write_edition(edition, folder, name))
+        status = max(status, _write(edition, folder, name))
     return status
 
 
@@ -78,6 +79,16 @@ def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
             with suppress(NotebookError):  # `make` has said so
                 notebooks[number] = read_notebook(topic.path)[0]
     page = start_page.start_page(syllabus, notebooks)
-    page.metadata.update(jupyter_metadata())
-    print(write_edition(page, folder, start_page.NAME))
+    _write(page, folder, start_page.NAME)
     return folder / start_page.NAME
+
+
+def _write(edition: NotebookNode, folder: Path, name: str) -> int:
+    """Write an edition, saying what was done; 1 if the system refuses, as while Windows has the file in use."""
+    edition.metadata.update(jupyter_metadata())
+    try:
+        print(write_edition(edition, folder, name))
+    except OSError as error:
+        print(f"{name}: left as it is, because of\n  {error}")
+        return 1
+    return 0

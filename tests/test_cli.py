@@ -48,8 +48,9 @@ def test_to_ask_for_help_installs_nothing():
         assert status == 0, said
         assert "python -m course setup" in said
         assert "Installing" not in said
-    status, said = bare("setup", "--help")
-    assert (status, "it has no options" in said) == (2, True)
+    for arguments, want in ((("help", "setup"), 0), (("setup", "--now"), 2)):
+        status, said = bare(*arguments)
+        assert (status, "it has no options" in said) == (want, True)
 
 
 def test_to_look_at_the_site_first_nobody_waits_for_pytorch():
@@ -114,6 +115,21 @@ def made(monkeypatch, tmp_path):
     monkeypatch.setattr(environment.Environment, "ensure", lambda self: programs / "python")
     monkeypatch.setenv("PATH", os.environ["PATH"])
     return programs
+
+
+@pytest.mark.parametrize(
+    ("command", "tools"),
+    [(["run", "15-01"], True), (["run", "--help"], False), (["help", "lint"], False), (["lab"], False)],
+)
+def test_maintainers_tools_are_installed_to_use_them_and_not_to_ask_for_help(monkeypatch, made, command, tools):
+    asked = []
+    monkeypatch.setattr(environment, "is_there", lambda: True)
+    monkeypatch.setattr(environment.Environment, "ensure", lambda self: asked.append(self.tools) or made / "python")
+    monkeypatch.setattr(os, "execv", lambda *_: sys.exit(0))
+    monkeypatch.setattr(environment, "CAN_EXEC", True)
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    assert asked == [tools]
 
 
 @pytest.mark.parametrize("can_exec", [True, False], ids=["POSIX", "Windows"])
@@ -243,6 +259,12 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
+
+    if os.name == "posix":
+        (tmp_path / "executed").symlink_to(tmp_path / "workbook")  # on a larger disk, say
+        assert clean.main(argparse.Namespace(all=False)) == 0
+        assert not (tmp_path / "executed").exists()
+        assert (tmp_path / "workbook" / "mine.ipynb").exists()
 
     (tmp_path / "executed").mkdir()
     monkeypatch.setattr(clean.shutil, "rmtree", refuse)

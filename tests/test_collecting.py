@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 from handed_in import as_file, code, notebook, place, solutions
@@ -247,6 +248,40 @@ def test_how_large_a_notebook_may_be_does_not_limit_the_zip_file_around_it(tmp_p
     assert found.unreadable == []
 
 
+def test_several_exports_of_gradescope_lie_side_by_side(tmp_path):
+    for number, content in enumerate((ANSWERED, as_file(notebook(OTHER))), 1):
+        table = f"submission_1{number}:\n  :submitters:\n  - :name: Ada\n    :sid: '1'\n".encode()
+        files = {"submission_metadata.yml": table, f"submission_1{number}/x.ipynb": content}
+        files = {f"assignment_{number}_export/{name}": data for name, data in files.items()}
+        write(tmp_path / "unpacked", files)
+        write(tmp_path / "zipped", {f"assignment_{number}_export.zip": packed(files)})
+    for form in ("unpacked", "zipped"):
+        found = collect(tmp_path / form)
+        assert {student: set(own) for student, own in found.submissions.items()} == {"Ada": {TOPIC, OTHER}}
+
+
+@pytest.mark.parametrize("name", ["./{}/x.ipynb", "{}\\x.ipynb"])
+def test_a_zip_file_may_begin_with_a_point_or_have_the_separators_of_windows(tmp_path, name):
+    (tmp_path / "in.zip").write_bytes(packed({name.format(student): None for student in ("Ada", "Bo")}))
+    found = collect(tmp_path / "in.zip")
+    assert {student: set(own) for student, own in found.submissions.items()} == {"Ada": {TOPIC}, "Bo": {TOPIC}}
+
+
+def test_a_folder_that_nobody_may_look_into_stops_nobody(tmp_path, monkeypatch):
+    write(tmp_path, {"Ada/": b"", "Bo/x.ipynb": None})
+    iterdir = Path.iterdir
+
+    def guarded(path):
+        if path.name == "Ada":
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    found = collect(tmp_path)
+    assert [(one.student, one.problem) for one in found.unreadable] == [("Ada", "Permission denied")]
+    assert TOPIC in found.submissions["Bo"]
+
+
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_the_newest_that_can_be_read_counts(tmp_path, is_zip):
     files = {"Ada/b.ipynb": as_file(notebook(TOPIC)), "Ada/a.ipynb": None, f"Ada/c {NAME}": b"{"}
@@ -297,6 +332,21 @@ def test_a_zip_file_that_means_harm_is_named_and_does_none(tmp_path, monkeypatch
     assert "unpacks to more than" in told["goes on"]
     assert "a zip file in a zip file in a zip file" in told["nests"]
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_of_what_is_unpacked_only_what_is_read_just_now_is_on_the_disk(tmp_path, monkeypatch):
+    notebooks = packed({f"{number}.ipynb": None for number in range(4)})
+    write(tmp_path / "in", {"Ada.zip": packed({f"{number}.zip": notebooks for number in range(3)})})
+    on_disk = []
+
+    def read(file):
+        scratch = next(path for path in file.path.parents if path.name.startswith("submissions-"))
+        on_disk.append(sorted(path.name for path in scratch.rglob("*") if path.is_file()))
+        return file
+
+    monkeypatch.setattr(collecting, "_read", read)
+    collect(tmp_path / "in")
+    assert on_disk == [sorted([f"{inner}.zip", f"{one}.ipynb"]) for inner in range(3) for one in range(4)]
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 no zip", b"", packed({"a.ipynb": None})[:-30]])

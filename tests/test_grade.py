@@ -84,7 +84,18 @@ for number in range(3, 100):
         pass
 os._exit(0)
 """
+# what one says that has found the key in the frames above it
+FOUND_KEY = """
+import json, os, sys
+frame = sys._getframe()
+while not {"job", "link"} <= set(frame.f_locals):
+    frame = frame.f_back
+said = {"stage": "failed", "reason": "", "earned": 1, "demands": [], "key": frame.f_locals["job"].key, **%s}
+frame.f_locals["link"].send_bytes(json.dumps(said).encode())
+os._exit(0)
+"""
 IMPORTED = "from shared.checks.topic_15_07 import _fixed_bytes as f\ndef fixed_bytes(*a): return f(*a)"
+IMPORTED_BESIDE = "import math, shared.checks.topic_15_07 as c\ndef fixed_bytes(*a): return c._fixed_bytes(*a)"
 HELPER = code("import math as m\ndef up(n): return m.ceil(n / 512) * 512")
 HELPED = RIGHT[CELL].replace("-(-p.nbytes // 512) * 512", "up(p.nbytes)")
 NOTEBOOKS_OWN = (
@@ -121,9 +132,15 @@ CASES = {
     "is always equal": (answering(EQUAL), 0, "failed", "parameters"),
     "takes the stand-in": (answering("fixed_bytes = check.fixed_bytes.stand_in()"), 0, "refused", "stand-in"),
     "imports it": (answering(IMPORTED), 0, "refused", "imports"),
+    "imports it beside another": (answering(IMPORTED_BESIDE), 0, "refused", "imports"),
+    "writes about it": (answering(f'"""\nfrom shared.checks I take nothing\n"""\n{RIGHT[CELL]}'), 15, "passed", ""),
     "fetches it": (answering("import sys; fixed_bytes = sys.modules['shared.checks.topic_15_07']._fixed_bytes"),
         0, "refused", "it is the course's own"),
     "forges a result": (answering(FORGED), 0, "stopped", "no result"),
+    "earns a word": (answering(FOUND_KEY % {"earned": "all"}), 0, "stopped", "no result"),
+    "earns too much": (answering(FOUND_KEY % {"earned": 1e9}), 15, "failed", ""),
+    "demands nonsense": (answering(FOUND_KEY % {"demands": [{}]}), 0, "stopped", "no result"),
+    "is at a stage of its own": (answering(FOUND_KEY % {"stage": ["<script>"]}), 0, "stopped", "no result"),
     "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>')"), 0, "failed", "parameters"),
 }  # fmt: skip
 PATCHES = {
@@ -359,12 +376,15 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         (["in", "--output", "in/grades"], "lies among the submissions"),
         (["in", "--timeout", "0"], "positive"),
         (["empty"], "neither notebooks nor folders"),
+        (["in", "--output", "older"], "seed.txt holds no seed"),
     ],
 )
 def test_wrong_usage_says_so(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "older").mkdir()
+    (tmp_path / "older" / "seed.txt").write_text("")
     try:
         status = run_command("grade", arguments)
     except SystemExit as error:
@@ -383,7 +403,9 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
     results = {
         "-Ada": [Graded("15-99", (failed,), ("the newest & only",))],
         "a/b": [Graded("15-99", (replace(failed, points=10, status="passed", reason="", demands=()),))],
-        "A:B": [Graded("15-99", (replace(failed, points=0, status="not handed in", reason="", demands=()),))],
+        "A:B": [
+            Graded("15-99", (replace(failed, points=0, status="not handed in", reason="but <a.pdf>", demands=()),))
+        ],
     }
     unreadable = [Unreadable("-Ada", "", "x.ipynb", "no <b>")]
     grade_pages.write(tmp_path, results, unreadable, 5)
@@ -405,6 +427,7 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
         "x.ipynb could not be read: no &lt;b&gt;",
     ):
         assert text in pages["-Ada.html"]
+    assert any("not handed in: but &lt;a.pdf&gt;" in page for page in pages.values())
     summary = (tmp_path / "summary.html").read_text(encoding="utf-8")
     for text in (
         "3 students; the checks' seed was 5",

@@ -132,5 +132,5 @@ def test_grading_ends_before_gradescope_would_end_it_without_any_points(tmp_path
 
 
 def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):
-    assert run_command("grade", ["--gradescope", "15-77", "--output", str(tmp_path)]) == 1
-    assert "there is no notebook of topic 15-77" in capsys.readouterr().err
+    assert run_command("grade", ["--gradescope", "15-77", "--output", str(tmp_path)]) == 2
+    assert "there is no topic 15-77; there are 15-01, " in capsys.readouterr().err

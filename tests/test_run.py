@@ -24,7 +24,8 @@ from shared.device import DEVICE_VARIABLE, PRETENDED
 
 CHILD = """\
 import subprocess, sys
-subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', '{}'], start_new_session=True)"""
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', '{}'], start_new_session=True{})"""
+NO_ENVIRONMENT = ", env={}" if os.name == "posix" else ""  # Windows needs its own
 ENVIRONMENT = {**os.environ, "COURSE_ENV": "current", "PYTHONIOENCODING": "utf-8"}
 for setting in ("COURSE_DATA", "OMP_NUM_THREADS"):
     ENVIRONMENT.pop(setting, None)
@@ -87,12 +88,15 @@ def called(tmp_path_factory):
         kernelspec={"name": "no-such-kernel", "display_name": "x", "language": "python"},
     )
     write(folder / "raises.ipynb", "def f(x):\n    return 1 / x", "a = 1\nb = f(0)\nc = 2", "print('never')")
-    write(folder / "hangs.ipynb", CHILD.format(marks[0]), "import time\nwhile True:\n    time.sleep(0.1)")
+    write(folder / "leaves.ipynb", "exit()", "print('never')")
+    write(
+        folder / "hangs.ipynb", CHILD.format(marks[0], NO_ENVIRONMENT), "import time\nwhile True:\n    time.sleep(0.1)"
+    )
     write(folder / "stuck.ipynb", "sum(range(10**13))")  # C code: no interrupt reaches it
     write(folder / "dies.ipynb", "print('last words')", "import os; os.write(2, b'no memory'); os._exit(3)")
     write(folder / "chatters.ipynb", "while True: print('x' * 1000)")
     if os.name == "posix":
-        write(folder / "killed.ipynb", CHILD.format(marks[1]), "import os\nos.kill(os.getpid(), 9)")
+        write(folder / "killed.ipynb", CHILD.format(marks[1], ""), "import os\nos.kill(os.getpid(), 9)")
     (folder / "notjson.ipynb").write_text('{"cells": [\n  oops')
     output = folder / "out"
     answer = subprocess.run(
@@ -137,6 +141,7 @@ def test_a_good_notebook_passes_among_bad_ones(called):
         ("stuck", ["did not finish within 5 s", "sum(range("]),
         ("dies", ["Kernel died (exit status 3)", "no memory", "id 'c1'"]),
         ("chatters", ["gave more than 5,000,000 characters", "while True"]),
+        ("leaves", ["code cell 1 of 2, id 'c0'", "exit() and quit()"]),
         ("notjson", ["not JSON", "line 2"]),
         pytest.param(
             "killed",
@@ -261,7 +266,7 @@ def test_a_fault_of_the_program_itself_stops_no_other(tmp_path, monkeypatch, run
 def test_to_be_asked_to_end_ends_kernels_and_keeps_what_is_finished(tmp_path):
     mark = uuid.uuid4().hex
     write(tmp_path / "a.ipynb", "print('done')")
-    write(tmp_path / "b.ipynb", CHILD.format(mark), "open('started', 'w').close()\nwhile True: pass")
+    write(tmp_path / "b.ipynb", CHILD.format(mark, ""), "open('started', 'w').close()\nwhile True: pass")
     write(tmp_path / "c.ipynb", "print('never')")
     process = subprocess.Popen(
         [sys.executable, "-m", "course", "run", str(tmp_path), "--output", str(tmp_path / "out"), "--jobs", "1"],
@@ -382,6 +387,8 @@ def test_selection(tmp_path, monkeypatch):
         (b'{"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": []}', "format 3"),
         (b'{"cells": [{"cell_type": "code"}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "not a valid"),
         (b"[1]", "not a notebook"),
+        (b"[" * 100_000, "not a notebook"),
+        (b'{"nbformat": 5, "nbformat_minor": 0, "metadata": {}, "cells": []}', "version 5"),
         (None, "can't be read"),
     ],
 )

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -559,12 +560,17 @@ def test_a_bad_notebook_does_not_stop_the_others(tmp_path, capsys):
     notebook = lesson()
     notebook.cells[0].source = "# [There](bad.ipynb) and [away](15-99_away.ipynb)"
     nbformat.write(notebook, tmp_path / "good.ipynb")
-    chosen = [Selected(None, name, tmp_path / f"{name}.ipynb") for name in ("bad", "unbalanced", "absent", "good")]
+    shutil.copy(tmp_path / "good.ipynb", tmp_path / "stuck.ipynb")
+    (tmp_path / "w" / "stuck.ipynb").mkdir(parents=True)  # stands for a file that the system doesn't give away
+    names = ("bad", "unbalanced", "absent", "stuck", "good")
+    chosen = [Selected(None, name, tmp_path / f"{name}.ipynb") for name in names]
     assert workbook.make(chosen, tmp_path / "w") == 1
     said = capsys.readouterr().out
     assert "bad.ipynb: no student edition, because of\n  not JSON" in said
     assert "unbalanced.ipynb: no student edition, because of\n  cell 'ex-a'" in said
     assert "absent.ipynb: no student edition" in said
+    assert "stuck.ipynb: left as it is, because of\n" in said
     assert said.endswith("good.ipynb: written.\n")
-    (made,) = (tmp_path / "w").iterdir()
-    assert json.loads(made.read_text())["cells"][0]["source"] == ["# [There](bad.ipynb) and away"]
+    assert json.loads((tmp_path / "w" / "good.ipynb").read_text())["cells"][0]["source"] == [
+        "# [There](bad.ipynb) and away"
+    ]
