@@ -119,7 +119,7 @@ def made(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "tools"),
-    [(["run", "15-01"], True), (["run", "--help"], False), (["help", "lint"], False), (["lab"], False)],
+    [(["run", "15-01"], True), (["run", "--help"], False), (["help", "lint"], False), (["workbook"], False)],
 )
 def test_maintainers_tools_are_installed_to_use_them_and_not_to_ask_for_help(monkeypatch, made, command, tools):
     asked = []
