@@ -161,7 +161,7 @@ class Confined:
         """How it died."""
         self._process.join(5)
         status = self._process.exitcode
-        if not status:
+        if status in (None, 0, 255):  # 255 is multiprocessing's word for a status that it could not learn
             return "its process ended before there was a result"
         with contextlib.suppress(ValueError):
             return f"its process was ended by {signal.Signals(-status if status < 0 else status - 128).name}"

@@ -29,11 +29,12 @@ TAKES_EXTRA_ARGUMENTS = True
 ALL = "--all"
 ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
 ELSEWHERE = [f"*test_{name}.py" for name in ("nbgrader", "grade_elsewhere", "jupyterlab", "offline", "site")]
-WORKERS = 2
+WORKERS = 3  # on two cores: tests of processes wait more than they compute
+WORKERS_FOR_ALL = 2  # editions on the pretended accelerator only compute
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
 # loadfile: a notebook's cells must stay together, in one kernel. A test that hangs ends its worker (pyproject.toml):
 # without another one the run ends, and names it
-XDIST = ["-p", "xdist", "-n", str(WORKERS), "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+XDIST = ["-p", "xdist", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"test: {error}", file=sys.stderr)
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
-    env = {**os.environ, **share_of_cores(WORKERS), "COURSE_DATA": data, "COURSE_ENV": "current"}
+    env = {**os.environ, **share_of_cores(_workers(args.extra)), "COURSE_DATA": data, "COURSE_ENV": "current"}
     env.setdefault("COURSE_TIMING", "rough")  # nobody reads the times
     env.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)  # nbval is one
     status = subprocess_status([sys.executable, "-m", "pytest", *arguments], env)
@@ -59,6 +60,10 @@ def main(args: argparse.Namespace) -> int:
     outcome = "passed" if status == 0 else f"failed (exit status {status})"
     print(f"test: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
     return status
+
+
+def _workers(extra: list[str]) -> int:
+    return WORKERS_FOR_ALL if ALL in extra else WORKERS
 
 
 def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
@@ -80,7 +85,12 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
 
     To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
     """
-    arguments = ["-p", "course.fast_start", *NBVAL, *(XDIST if importlib.util.find_spec("xdist") else [])]
+    arguments = [
+        "-p",
+        "course.fast_start",
+        *NBVAL,
+        *(["-n", str(_workers(extra)), *XDIST] if importlib.util.find_spec("xdist") else []),
+    ]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:
