@@ -115,8 +115,9 @@ def lesson_page(lesson: Lesson, book: Syllabus, folder: Path, solutions: bool) -
     for full, cell in zip(lesson.full.cells, page.cells, strict=True):
         cells.append(cell)
         if cell.cell_type == "markdown":
-            cell.source = alone_on_its_line(cell.source)
-            if cell.id in linked or HEADING.search(cell.source):
+            # the page's contents show a heading, which should be short
+            cell.source = HEADING.sub(r"Exercise \1.\2 — \3\n\n*\4 points, \5 minutes*", alone_on_its_line(cell.source))
+            if cell.id in linked or HEADING.search(full.source):
                 cell.source = f"({_place(lesson, cell.id)})=\n{cell.source}"
         nbgrader = cell.metadata.get("nbgrader", {})
         if cell.id == "setup":
@@ -250,14 +251,14 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
             reach = (MAP_WIDTH - 0.9) * (1 - 0.8 ** (place - start))  # further for a longer one, within the width
             x, top, bottom = MAP_WIDTH - 0.5, (start + 0.5) * ROW, (place + 0.5) * ROW
             arcs.append(
-                f'<path d="M {x:.2f} {top:.2f} C {x - reach * 1.33:.2f} {top:.2f} {x - reach * 1.33:.2f} {bottom:.2f} '
+                f'<path data-to="{topic.number}" d="M {x:.2f} {top:.2f} C {x - reach * 1.33:.2f} {top:.2f} {x - reach * 1.33:.2f} {bottom:.2f} '
                 f'{x:.2f} {bottom:.2f}" marker-end="url(#tip)"/>'
             )
         arcs.append(f'<circle cx="{MAP_WIDTH - 0.4:.2f}" cy="{(place + 0.5) * ROW:.2f}" r="0.16"/>')
         about = f"Builds on {', '.join(needs)}" if needs else ""  # shown on a phone, which has no arcs
         page = Path(topic.file).with_suffix(".html")
         rows.append(
-            f'<div class="stop" title="{about}"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
+            f'<div class="stop" data-topic="{topic.number}" title="{about}"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
             f'<span>{escape(topic.helps_when or topic.owns)}</span><span class="needs">{about}</span></div>'
         )
     height = len(topics) * ROW

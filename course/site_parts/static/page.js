@@ -1,5 +1,6 @@
 /* What the theme leaves undone on a page: its two buttons open nothing, because it listens to the first pair, which is in
-   the bar that course.css hides; and its contents don't follow the page. */
+   the bar that course.css hides; its contents don't follow the page; a player doesn't count its steps; and the map's
+   arcs don't answer to the mouse. */
 document.addEventListener("DOMContentLoaded", () => {
   for (const side of ["primary", "secondary"]) {
     const [listened, ...shown] = document.querySelectorAll(`.${side}-toggle`);
@@ -21,4 +22,24 @@ document.addEventListener("DOMContentLoaded", () => {
       }
     }, 150);
   });
+
+  for (const player of document.querySelectorAll(".animation")) {
+    const [picture, slider] = [player.querySelector("img"), player.querySelector(".anim-slider")];
+    const count = document.createElement("span");
+    count.className = "count";
+    player.querySelector(".anim-buttons").append(count);
+    const tell = () => (count.textContent = `${Number(slider.value) + 1} of ${Number(slider.max) + 1}`);
+    new MutationObserver(tell).observe(picture, { attributes: true }); // each step is another picture
+    tell();
+  }
+
+  for (const stop of document.querySelectorAll(".map .stop")) {
+    const arcs = document.querySelectorAll(`.map [data-to="${stop.dataset.topic}"]`);
+    for (const [event, on] of [["mouseenter", true], ["mouseleave", false]]) {
+      stop.addEventListener(event, () => {
+        stop.closest(".map").classList.toggle("asked", on);
+        arcs.forEach((arc) => arc.classList.toggle("on", on));
+      });
+    }
+  }
 });
