@@ -250,15 +250,15 @@ def topic_map(topics: Sequence[Topic], book: Syllabus) -> str:
             start = numbers.index(number)
             reach = (MAP_WIDTH - 0.9) * (1 - 0.8 ** (place - start))  # further for a longer one, within the width
             x, top, bottom = MAP_WIDTH - 0.5, (start + 0.5) * ROW, (place + 0.5) * ROW
-            arcs.append(
-                f'<path data-to="{topic.number}" d="M {x:.2f} {top:.2f} C {x - reach * 1.33:.2f} {top:.2f} {x - reach * 1.33:.2f} {bottom:.2f} '
-                f'{x:.2f} {bottom:.2f}" marker-end="url(#tip)"/>'
-            )
+            bend = x - reach * 1.33
+            curve = f"M {x:.2f} {top:.2f} C {bend:.2f} {top:.2f} {bend:.2f} {bottom:.2f} {x:.2f} {bottom:.2f}"
+            arcs.append(f'<path data-to="{topic.number}" d="{curve}" marker-end="url(#tip)"/>')
         arcs.append(f'<circle cx="{MAP_WIDTH - 0.4:.2f}" cy="{(place + 0.5) * ROW:.2f}" r="0.16"/>')
         about = f"Builds on {', '.join(needs)}" if needs else ""  # shown on a phone, which has no arcs
         page = Path(topic.file).with_suffix(".html")
         rows.append(
-            f'<div class="stop" data-topic="{topic.number}" title="{about}"><a href="{page}">{topic.number} {escape(topic.title)}</a>'
+            f'<div class="stop" data-topic="{topic.number}" title="{about}">'
+            f'<a href="{page}">{topic.number} {escape(topic.title)}</a>'
             f'<span>{escape(topic.helps_when or topic.owns)}</span><span class="needs">{about}</span></div>'
         )
     height = len(topics) * ROW

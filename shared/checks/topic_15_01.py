@@ -85,8 +85,8 @@ def nodes_that_run(trial: Trial, answer: Any) -> None:
             want = _seen_running(loss, inputs)
             got = answer(loss, inputs)
             found = {"not found": want - got, "too many": got - want}
-            told = [f"{len(got)} nodes"]
-            told += [f"{what}: {', '.join(type(node).__name__ for node in nodes)}" for what, nodes in found.items() if nodes]
+            wrong = {what: ", ".join(type(node).__name__ for node in nodes) for what, nodes in found.items() if nodes}
+            told = [f"{len(got)} nodes", *(f"{what}: {names}" for what, names in wrong.items())]
             names = ", ".join(get_gradient_edge(t).node.name() for t in inputs)
             case = f"a graph of {len(_nodes(loss))} nodes, those of the inputs: {names}"
             trial.that(case, got == want, expected=f"{len(want)} nodes", got="; ".join(told))
