@@ -241,18 +241,11 @@ def test_the_address_is_that_of_the_syllabus_or_not_missed(address):
         assert "make lab" not in first
 
 
-@pytest.mark.parametrize(
-    ("address", "is_one"),
-    [("https://example.org/a-b/c_d.git", True), ("", True), ("example.org/course", False), ("https://x.org/{a}", False),
-     ('https://x.org/\\" + evil()', False)],
-)  # fmt: skip
-def test_the_syllabus_takes_addresses_only(address, is_one):
+@pytest.mark.parametrize("address", ["example.org/course", 'https://x.org/\\" + evil()'])
+def test_what_is_no_address_is_refused(address):
     text = re.sub(r'(?m)^repository = ".*?"', f'repository = "{address}"', BOOK.path.read_text(encoding="utf-8"))
-    if is_one:
-        assert syllabus.parse(text, BOOK.path).module.repository == address
-    else:
-        with pytest.raises(syllabus.SyllabusError, match=r"\[module\]: repository"):
-            syllabus.parse(text, BOOK.path)
+    with pytest.raises(syllabus.SyllabusError, match=r"\[module\]: repository"):
+        syllabus.parse(text, BOOK.path)
 
 
 # where the repository isn't -----------------------------------------------------------------------------------------

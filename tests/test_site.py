@@ -170,15 +170,10 @@ def test_a_drawing_is_told_from_photographs():
     assert site.has_photographs(drawing)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("<details><summary>A</summary>\n**b**\n</details>", "<details><summary>A</summary>\n\n**b**\n\n</details>"),
-        ("<details><summary>A</summary>\n\nb\n\n</details>", "<details><summary>A</summary>\n\nb\n\n</details>"),
-    ],
-)
-def test_what_is_folded_is_markdown_as_well(before, after):
-    assert site.alone_on_its_line(before) == after
+def test_what_is_folded_is_markdown_as_well():
+    apart = "<details><summary>A</summary>\n\n**b**\n\n</details>"
+    assert site.alone_on_its_line("<details><summary>A</summary>\n**b**\n</details>") == apart
+    assert site.alone_on_its_line(apart) == apart
 
 
 # ways to a notebook -------------------------------------------------------------------------------------------------
@@ -188,22 +183,22 @@ def with_address(address):
     return replace(BOOK, module=replace(BOOK.module, repository=address))
 
 
-@pytest.mark.parametrize("address", ["", "https://example.org/course"])
-def test_without_an_address_on_github_there_is_only_the_download(address):
+def test_an_address_on_github_gives_one_click_and_without_one_there_is_the_download():
     topic = BOOK.topics["15-03"]
-    addresses = re.findall('href="([^"]*)"', ways.buttons(with_address(address), topic, None))
-    assert addresses == ["index.html#begin", f"notebooks/{topic.file.removesuffix('.ipynb')}.zip"]
-
-
-def test_an_address_on_github_gives_one_click(lessons):
-    topic = BOOK.topics["15-03"]
-    _, _, colab, kaggle, binder, answers = re.findall(
-        'href="([^"]*)"', ways.buttons(with_address(ADDRESS + ".git"), topic, "15-03_solutions")
-    )
-    assert colab == f"https://colab.research.google.com/github/owner/course/blob/student/{topic.file}"
-    assert kaggle == f"https://kaggle.com/kernels/welcome?src={ADDRESS}/blob/student/{topic.file}"
-    assert binder == f"https://mybinder.org/v2/gh/owner/course/HEAD?urlpath=lab/tree/workbook/{topic.file}"
-    assert answers == "15-03_solutions.html"
+    own = ["index.html#begin", f"notebooks/{topic.file.removesuffix('.ipynb')}.zip"]
+    for address in ("", "https://example.org/course"):
+        book = with_address(address)
+        assert re.findall('href="([^"]*)"', ways.buttons(book, topic, None)) == own
+        assert "b.zip" not in ways.how_to_begin(book)
+        assert '<a href="b.zip" download>The students\' bundle</a>** (17 MB)' in ways.how_to_begin(book, "b.zip", 17.4)
+    found = re.findall('href="([^"]*)"', ways.buttons(with_address(ADDRESS + ".git"), topic, "15-03_solutions"))
+    assert found == [
+        *own,
+        f"https://colab.research.google.com/github/owner/course/blob/student/{topic.file}",
+        f"https://kaggle.com/kernels/welcome?src={ADDRESS}/blob/student/{topic.file}",
+        f"https://mybinder.org/v2/gh/owner/course/HEAD?urlpath=lab/tree/workbook/{topic.file}",
+        "15-03_solutions.html",
+    ]
     assert f"git clone {ADDRESS}" in ways.how_to_begin(with_address(ADDRESS))
 
 
@@ -216,13 +211,6 @@ def test_the_site_has_the_bundle_that_its_front_page_names(built, lessons):
     with zipfile.ZipFile(io.BytesIO((built / name).read_bytes())) as archive:
         files = [path.removeprefix("module-15-student/") for path in archive.namelist()]
     assert {"README.md", "requirements.txt", "00_START_HERE.ipynb"} | {le.topic.file for le in lessons} <= set(files)
-
-
-@pytest.mark.parametrize("address", ["", ADDRESS])
-def test_without_a_bundle_the_front_page_offers_none(address):
-    book = with_address(address)
-    assert "b.zip" not in ways.how_to_begin(book)
-    assert '<a href="b.zip" download>The students\' bundle</a>** (17 MB)' in ways.how_to_begin(book, "b.zip", 17.4)
 
 
 # the command --------------------------------------------------------------------------------------------------------
