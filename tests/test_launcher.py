@@ -263,6 +263,16 @@ def test_who_keeps_the_others_waiting_is_named_within_the_time_out():
     assert sys.platform == "win32" or "time.sleep(3600)" in report  # on Windows ranks can't be asked where they are
 
 
+def test_a_collective_gives_up_before_the_launch_does():
+    def wait_in_vain():
+        try:
+            return dist.get_rank() or dist.recv(torch.ones(1), 1)
+        except RuntimeError:
+            return "gave up"
+
+    assert launch(wait_in_vain, 2, backend="gloo", timeout=4) == ["gave up", 1]
+
+
 CALLS = {
     "send": lambda x, group: dist.send(x, 1, group),
     "recv": lambda x, group: dist.recv(x, 1, group),
