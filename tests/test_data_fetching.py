@@ -116,6 +116,11 @@ class Hostile:
     ("facts", "files", "message"),
     [
         (FASHION_MNIST, {"t10k-images-idx3-ubyte": PAGE, "t10k-labels-idx1-ubyte": PAGE}, "not an IDX file"),
+        (
+            FASHION_MNIST,
+            dict.fromkeys(("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"), b"\0\0\x08\1\0\0\0\1x"),
+            r"holds uint8 \(1,\), expected uint8 \(20,\)",
+        ),
         (CIFAR10, archive(CIFAR_TAR, {"readme": b""}), "another archive: lacks test_batch"),
         (CIFAR10, archive(CIFAR_TAR, {"test_batch": pickle.dumps(Hostile())}), r"asks for .*\.exec"),
     ],
