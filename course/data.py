@@ -16,15 +16,13 @@ from shared.data.fetching import data_root, fetch, sources
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fetch", choices=[*ALL, "all"], help="fetch full sets that are missing or damaged")
-    parser.add_argument("--mirror", metavar="URL|FOLDER", default="", help="tried first (default: COURSE_DATA_MIRROR)")
-    parser.add_argument("--root", metavar="FOLDER", help="of the full sets (default: COURSE_DATA_DIR or datasets/full)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    root, status, missing = data_root(args.root), 0, {}
+    root, status, missing = data_root(), 0, {}
     try:
-        offers = {key: sources(facts, root, mirror=args.mirror, programs=True) for key, facts in ALL.items()}
+        offers = {key: sources(facts, programs=True) for key, facts in ALL.items()}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -32,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
         if args.fetch in (facts.key, "all"):
             print(f"{facts.name}: looking in {root}, fetching what is missing", flush=True)
             try:
-                source = fetch(facts, root, mirror=args.mirror, programs=True)
+                source = fetch(facts, programs=True)
                 print(f"{facts.name}: {f'fetched from {source} and verified' if source else 'already here, verified'}")
             except DataError as error:
                 print(error, file=sys.stderr, flush=True)

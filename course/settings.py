@@ -25,7 +25,7 @@ def check_settings() -> str:
         if mode != SAMPLE:  # what follows imports PyTorch, which takes seconds
             from shared.data.finding import parse_mode
 
-            mode = parse_mode(mode, "COURSE_DATA")
+            mode = parse_mode(mode)
         if device.strip().lower() not in ("", "cpu", "pretended"):
             from shared.device import pick_device
 

@@ -1,14 +1,12 @@
 """Make the bundled samples from the full sets.
 
-    python datasets/make_samples.py [ROOT]
+    python datasets/make_samples.py
 
-ROOT is a folder with both full sets (default: where `make data` puts them). A sample is the first images of each
+The full sets are where `make data` puts them. A sample is the first images of each
 class, as many of each, in the order of the full set. The files are the same for the same version of Pillow's WebP
 encoder; the arrays in them are the same for any, and their SHA-256, printed at the end, is what
 `shared/data/facts.toml` holds them to.
 """
-
-import sys
 
 import numpy as np
 
@@ -27,7 +25,7 @@ def select(labels: np.ndarray, count: int, classes: int) -> np.ndarray:
 
 def main() -> None:
     """Write the samples of both sets and print their sizes and checksums."""
-    root = data_root(sys.argv[1] if len(sys.argv) > 1 else None)
+    root = data_root()
     for facts in ALL.values():
         for split in SPLITS:
             full = read_split(facts, root, split)

@@ -25,13 +25,9 @@ def read_history(name: str, folder: Path = FOLDER) -> dict[str, Any]:
         as `_snapshot()["segments"]` has them; `source` and what else the file says of where it comes from.
 
     Raises:
-        FileNotFoundError: the folder has no such history; the message names those that it has.
+        FileNotFoundError: the folder has no such history.
     """
-    path = folder / f"{name}_history.json.gz"
-    if not path.exists():
-        known = sorted(file.name.removesuffix("_history.json.gz") for file in folder.glob("*_history.json.gz"))
-        raise FileNotFoundError(f"there is no recorded history {name!r}; there are {', '.join(known) or 'none'}")
-    raw = json.loads(gzip.decompress(path.read_bytes()))
+    raw = json.loads(gzip.decompress((folder / f"{name}_history.json.gz").read_bytes()))
     columns = (raw.pop("actions"), raw.pop("addresses"), raw.pop("sizes"), raw.pop("streams"))
     raw["trace"] = [
         {"action": ACTIONS[letter], "addr": address, "size": size, "stream": stream}

@@ -225,24 +225,17 @@ class _Job:
                 word = rank.link.recv()
                 if word == "running":
                     rank.state = "running"
+                    continue
+                outcome = cloudpickle.loads((self.folder / f"{rank.number}.outcome").read_bytes())
+                if word == "returned":
+                    rank.state, rank.value = "returned", outcome
                 else:
-                    self._take_outcome(rank, word)
+                    rank.state, rank.failure = "failed", outcome
             if rank.open and rank.process.is_alive():
                 return
         if rank.open:  # it ended without a word
             rank.process.join(_GRACE)
             rank.state, rank.failure = "died", self._death(rank)
-
-    def _take_outcome(self, rank: _Rank, word: str) -> None:
-        try:
-            outcome = cloudpickle.loads((self.folder / f"{rank.number}.outcome").read_bytes())
-        except Exception as error:  # a class that only the rank could import, a __setstate__ that raises
-            word, text = "failed", f"returned something that can't be received: {type(error).__name__}: {error}"
-            outcome = Failure("raised", text, time.monotonic(), error=error)
-        if word == "returned":
-            rank.state, rank.value = "returned", outcome
-        else:
-            rank.state, rank.failure = "failed", outcome
 
     def _death(self, rank: _Rank) -> Failure:
         code = rank.process.exitcode

@@ -78,16 +78,9 @@ def use_course_style() -> None:
 def show(alt: str) -> None:
     """Show the current figure with a text for those who don't see it, and close it. The last line of a cell that draws.
 
-    What is stored, and what is made of it (JupyterLab 4.6, nbconvert 7.17, VS Code 1.80 and later):
-
-    - `image/png`, 144 dpi, with the metadata `alt`, `width` (in CSS pixels) and `palette`. nbconvert's `classic`
-      template writes `<img alt="...">`; its `lab` template leaves `alt` out and the exporter then fills in
-      "No description has been provided for this image"; JupyterLab's `<img>` has no alt at all. All of them heed
-      `width`.
-    - `text/plain`, the same text: what VS Code takes as alt, and what a terminal shows.
-
-    An `<img alt>` in `text/html` would show in all of them, but it doubles the bytes, and nbval compares it pixel by
-    pixel where a cell's text output is checked.
+    It is stored as `image/png` with the metadata `alt` (which nbconvert's `classic` template and the site use), `width`
+    (in CSS pixels) and `palette`, and as `text/plain`, which VS Code and a terminal show. An `<img alt>` in `text/html`
+    would double the bytes.
 
     Without IPython nothing is shown; the figure is drawn all the same, so that its mistakes come to light.
 

@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch._dynamo
@@ -35,8 +36,6 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-
-from shared.patching import replacing
 
 DEVICE = torch.device("mps")  # what notebooks get; a tensor's own device has a number, as on a Mac
 _HOST, _ACCELERATOR, _UNKNOWN = "cpu", "mps:0", "unknown"  # the sides
@@ -434,7 +433,11 @@ def pretended_accelerator() -> Iterator[torch.device]:
     _active.append(os.getpid())
     torch.serialization.register_package(-1, _location, _restored)
     try:
-        with replacing() as replace:
+        with contextlib.ExitStack() as replaced:
+
+            def replace(owner: Any, name: str, value: Any) -> None:
+                replaced.enter_context(mock.patch.object(owner, name, value))
+
             for name, member in _members().items():
                 replace(Tensor, name, member)
             # a lazy module's parameters allow only functions that they know, and these compare by identity

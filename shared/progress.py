@@ -1,7 +1,6 @@
 """How far the exercises in a folder of notebooks are, from the records that their checks left when they were saved."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,6 @@ from pathlib import Path
 from shared.text import WIDTH, wrapped
 
 RECORD = "course"  # key of the metadata of a check's output: shared/checks/notebook.py
-# a newer edition of a lesson, beside a file that could not be renewed
-UPDATED = re.compile(r"\.updated(-\d+)?$")
 
 
 @dataclass(frozen=True)
@@ -50,22 +47,14 @@ def show_progress(folder: Path | str = ".") -> None:
 
 
 def read_progress(folder: Path) -> tuple[list[Progress], list[str]]:
-    """The progress of each notebook with exercises in `folder`, and the names of those that cannot be read.
-
-    Of several editions of one lesson the one with the most points counts.
-    """
-    best: dict[str, Progress] = {}
-    unreadable = []
+    """The progress of each notebook with exercises in `folder`, and the names of those that cannot be read."""
+    found, unreadable = [], []
     for path in sorted(folder.glob("*.ipynb")):
         try:
-            progress = _progress_of(json.loads(path.read_text(encoding="utf-8")), path.stem)
+            found.append(_progress_of(json.loads(path.read_text(encoding="utf-8")), path.stem))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             unreadable.append(path.name)
-            continue
-        lesson = UPDATED.sub("", path.stem)
-        if progress.exercises and (lesson not in best or progress.earned > best[lesson].earned):
-            best[lesson] = progress
-    return list(best.values()), unreadable
+    return [one for one in found if one.exercises], unreadable
 
 
 def _progress_of(notebook: dict, file: str) -> Progress:

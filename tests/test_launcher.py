@@ -44,15 +44,12 @@ def nothing_left(warm, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = inventory()
     yield
-    deadline = time.monotonic() + 5
-    while any(now > then for now, then in zip(inventory(), before, strict=True)) and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.05)
-    assert all(now <= then for now, then in zip(inventory(), before, strict=True))
+    wait_until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
     assert not list(tmp_path.glob("launch-*"))
 
 
 def inventory():
+    gc.collect()
     me = psutil.Process()
     descriptors = me.num_fds() if hasattr(me, "num_fds") else 0
     return len(me.children(recursive=True)), threading.active_count(), descriptors
@@ -74,11 +71,9 @@ def identify(offset):
     return dist.get_rank(), dist.get_world_size(), x, os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_results_come_back_by_rank(size):
-    results = launch(identify, size, 10, backend="gloo")
-    total = torch.tensor(float(sum(range(10, 10 + size))))
-    assert results == [(rank, size, total, str(rank), str(size)) for rank in range(size)]
+def test_results_come_back_by_rank():
+    total = torch.tensor(10.0 + 11 + 12)
+    assert launch(identify, 3, 10, backend="gloo") == [(rank, 3, total, str(rank), "3") for rank in range(3)]
 
 
 def test_what_a_notebook_defines_travels_and_its_environment_of_now(monkeypatch):
@@ -106,38 +101,29 @@ def test_what_a_notebook_defines_travels_and_its_environment_of_now(monkeypatch)
 
 def test_output_comes_back_in_order_of_ranks_without_noise(capsys):
     def speak():
-        for i in range(2):
-            print("line", i, "of", dist.get_rank())
-            dist.barrier()
+        print("a line of", dist.get_rank())
+        dist.barrier()
         os.write(1, b"from below\n")
         dist.reduce_scatter_tensor(torch.empty(1), torch.ones(2))  # of which some releases of torch warn
-        dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))
         os.write(2, b"[rank0]:[E1121 21:52:45.53 ProcessGroupGloo.cpp:69] what is in the report\n")
         warnings.warn("another", FutureWarning, stacklevel=1)
 
     launch(speak, 2, backend="gloo")
     out, err = capsys.readouterr()
-    assert out.splitlines() == [
-        f"[rank {rank}] {text}"
-        for rank in range(2)
-        for text in (f"line 0 of {rank}", f"line 1 of {rank}", "from below")
-    ]
+    lines = [f"[rank {rank}] {text}" for rank in range(2) for text in (f"a line of {rank}", "from below")]
+    assert out.splitlines() == lines
     assert err.count("FutureWarning: another") == 2
     assert "_tensor" not in err
     assert "ProcessGroupGloo" not in err
 
 
-@pytest.mark.parametrize(
-    ("size", "options", "message"),
-    [
-        (0, {}, "world_size must be"),
-        (1, {"timeout": 0}, "timeout must be"),
-        (1, {"backend": "cpu:gloo,cuda:morse"}, "no backend 'cpu:gloo,cuda:morse'"),
-    ],
-)
-def test_bad_arguments(size, options, message):
-    with pytest.raises(ValueError, match=message):
-        launch(os.getpid, size, **options)
+def test_impossible_wishes_are_refused():
+    with pytest.raises(ValueError, match="world_size must be at least 1, not 0"):
+        launch(os.getpid, 0)
+    with pytest.raises(ValueError, match="timeout must be positive"):
+        launch(os.getpid, 1, timeout=0)
+    with pytest.raises(ValueError, match="no backend 'cpu:gloo,cuda:morse'"):
+        launch(os.getpid, 1, backend="cpu:gloo,cuda:morse")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -200,31 +186,19 @@ def test_a_rank_that_fails_is_named_at_once(capsys, fault, call, says, reason):
     assert capsys.readouterr().out == "[rank 0] last words of 0\n[rank 1] last words of 1\n"
 
 
-class Unsendable(Exception):
-    def __reduce__(self):
-        raise TypeError("no")
+def test_what_cannot_be_sent_is_named():
+    class Broken(Exception):
+        def __reduce__(self):
+            return int, ("broken on the way",)
 
+    def fail():
+        raise Broken("still named")
 
-def raises_what_cannot_be_sent():
-    raise Unsendable("still named")
-
-
-class Fragile:
-    def __reduce__(self):
-        return int, ("broken on the way",)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (threading.Lock, "raised TypeError: what fn returned can't be sent"),
-        (raises_what_cannot_be_sent, "raised Unsendable: still named"),
-        (lambda: dist.get_rank() and Fragile(), "^rank 1 returned something that can't be received.*broken on"),
-    ],
-)
-def test_what_cannot_be_sent_or_received_is_named(function, message):
-    with pytest.raises(LaunchError, match=message):
-        launch(function, 2, backend="gloo")
+    with pytest.raises(LaunchError, match="raised TypeError: what fn returned can't be sent"):
+        launch(threading.Lock, 2, backend="gloo")
+    with pytest.raises(LaunchError, match="raised Broken: still named") as failure:
+        launch(fail, 2, backend="gloo")
+    assert failure.value.error is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups of POSIX")
@@ -289,15 +263,22 @@ def test_who_keeps_the_others_waiting_is_named_within_the_time_out():
     assert sys.platform == "win32" or "time.sleep(3600)" in report  # on Windows ranks can't be asked where they are
 
 
+def test_a_collective_gives_up_before_the_launch_does():
+    def wait_in_vain():
+        try:
+            return dist.get_rank() or dist.recv(torch.ones(1), 1)
+        except RuntimeError:
+            return "gave up"
+
+    assert launch(wait_in_vain, 2, backend="gloo", timeout=4) == ["gave up", 1]
+
+
 CALLS = {
     "send": lambda x, group: dist.send(x, 1, group),
     "recv": lambda x, group: dist.recv(x, 1, group),
     "broadcast": lambda x, group: dist.broadcast(x, 1, group),
-    "reduce": lambda x, group: dist.reduce(x, 0, group=group),
     "all_reduce": lambda x, group: dist.all_reduce(x, group=group),
-    "all_gather": lambda x, group: dist.all_gather([torch.empty_like(x) for _ in range(2)], x, group),
     "reduce_scatter": lambda x, group: dist.reduce_scatter_tensor(torch.empty(1), x, group=group),
-    "all_to_all": lambda x, group: dist.all_to_all_single(torch.empty_like(x), x, group=group),
     "barrier": lambda x, group: dist.barrier(group),
     "wait": lambda x, group: dist.all_reduce(x, group=group, async_op=True).wait(),
 }
@@ -327,7 +308,6 @@ def witness(how):
 
 @pytest.mark.parametrize("how", ["lost", "late"])
 def test_what_pytorch_says_for_want_of_another_rank_is_understood(how):
-    """In every collective, in PyTorch's own words."""
     seen = launch(witness, 2, how, backend="gloo", timeout=60)[0]
     assert {name: failure.kind for name, failure in zip(CALLS, seen, strict=True)} == dict.fromkeys(CALLS, how)
     for name, failure in zip(CALLS, seen, strict=True):
@@ -345,10 +325,7 @@ from pathlib import Path
 from shared import launch, prepare_launch
 
 def work(folder, name):
-    parent = os.getppid()
-    ready = "libtorch_python" in Path(f"/proc/{parent}/maps").read_text() if sys.platform == "linux" else None
-    facts = f"{os.getpid()} {parent} {ready} {torch.cuda._is_in_bad_fork()}"
-    (Path(folder) / f"{dist.get_rank()}.tmp").write_text(facts)
+    (Path(folder) / f"{dist.get_rank()}.tmp").write_text(f"{os.getpid()} {os.getppid()} {torch.cuda._is_in_bad_fork()}")
     os.rename(Path(folder) / f"{dist.get_rank()}.tmp", Path(folder) / f"{name}{dist.get_rank()}")
     time.sleep(600)
 
@@ -377,11 +354,10 @@ def test_a_script_s_ranks_come_from_the_prepared_server_and_end_with_it(tmp_path
     for name, end in (("first", signal.SIGINT), ("second", signal.SIGKILL)):  # Ctrl-C; a kernel that is killed
         files = [tmp_path / f"{name}{rank}" for rank in range(2)]
         wait_until(lambda files=files: all(file.exists() for file in files), 90)
-        pids, parents, imported, bad_forks = zip(*(file.read_text().split() for file in files), strict=True)
+        pids, parents, bad_forks = zip(*(file.read_text().split() for file in files), strict=True)
         assert set(bad_forks) == {"False"}, "the fork server asked for CUDA"
         if sys.platform == "linux":
             assert set(parents) <= set((tmp_path / "servers").read_text().split())
-            assert set(imported) == {"True"}, "each rank would import PyTorch"
         process.send_signal(end)
         wait_until(lambda pids=pids: not any(psutil.pid_exists(int(pid)) for pid in pids))
     process.wait(10)

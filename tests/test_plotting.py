@@ -14,7 +14,6 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import nbformat
-import numpy as np
 import pytest
 import torch
 from browser import PHONE, as_phone, chromium, errors, what_is_missing
@@ -25,7 +24,6 @@ from course.environment import ROOT
 from course.execution import execute_blocking
 from course.rules import outputs
 from course.rules.notebook import Cell
-from course.rules.outputs import current_palette
 from shared.plotting import (
     COLOURS,
     CYCLE,
@@ -107,7 +105,8 @@ def test_a_player_has_its_frames_a_still_picture_and_no_address(shown):
     assert base64.b64decode(still[2]) == base64.b64decode(first.data["image/png"]), "what GitHub and print show"
     assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == 'Bars that "grow" step by step.'
     read = SimpleNamespace(code=[Cell(index, cell) for index, cell in enumerate(shown.cells)])
-    assert [*outputs.outputs(read), *outputs.alternative_text(read)] == [], "lint has nothing to say"
+    complaints = [*outputs.outputs(read), *outputs.alternative_text(read), *outputs.palette(read)]
+    assert complaints == [], "lint has nothing to say"
 
 
 @pytest.mark.notebook
@@ -138,7 +137,7 @@ def test_one_can_step_through_a_player_without_a_network(shown, tmp_path):
         assert errors(driver) == []
 
 
-def test_each_frame_is_drawn_on_cleared_axes_and_the_still_is_the_one_asked_for(monkeypatch):
+def test_each_frame_is_drawn_on_cleared_axes_and_the_last_drawn_is_the_still(monkeypatch):
     figure, ax = plt.subplots(figsize=(2, 1))
     drawn = []
 
@@ -158,8 +157,7 @@ def test_each_frame_is_drawn_on_cleared_axes_and_the_still_is_the_one_asked_for(
 def test_outside_a_notebook_a_figure_is_drawn_and_closed_even_if_it_fails(recwarn):
     plt.subplots()
     show("nothing to see")
-    assert plt.get_fignums() == []
-    assert not recwarn.list
+    assert plt.get_fignums() == recwarn.list == []
     plt.title("$\\nosuchcommand$")
     with pytest.raises(ValueError, match="nosuchcommand"):
         show("a formula")
@@ -183,58 +181,7 @@ def test_photographs_keep_their_colours_and_drawings_are_small():
     assert Image.open(io.BytesIO(_png(image_grid(noise))[0])).mode == "RGB"
     figure, ax = plt.subplots()
     ax.plot([1, 3, 2])
-    png, _ = _png(figure)
-    drawing = Image.open(io.BytesIO(png))
-    lossless = io.BytesIO()
-    figure.savefig(lossless, dpi=144, bbox_inches="tight")
-    wanted = np.asarray(Image.open(lossless).convert("RGB"), dtype=float)
-    assert np.abs(np.asarray(drawing.convert("RGB"), dtype=float) - wanted).mean() < 0.2  # of 255
-    assert len(png) < lossless.getbuffer().nbytes / 2
-
-
-# ---------------------------------------------------------------- the palette
-
-
-def test_lint_knows_the_palette_that_is_stored_with_each_picture():
-    assert current_palette() == PALETTE
-
-
-# Machado, Oliveira and Fernandes (2009), severity 1: what linear RGB becomes for the three kinds of colour blindness
-VISION = {
-    "common": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-}
-MEETING = {
-    *itertools.pairwise([*CYCLE, CYCLE[0]]),  # bars and lines in order, all round
-    *itertools.combinations(CYCLE[:4], 2),  # four ranks, in any order
-    # areas of a memory map: parameter, gradient, activation, optimizer state, temporary
-    *itertools.combinations([COLOURS[name] for name in ("blue", "red", "green", "sky", "orange")], 2),
-}
-LIGHTNESS_APART = 10  # of 100, for pairs that meet
-COLOURS_APART = 15  # CIE76, for pairs that meet; neighbouring grey and green are 11 for deuteranopes, and don't meet
-
-
-def linear(colour: str) -> np.ndarray:
-    rgb = np.array(mpl.colors.to_rgb(colour))
-    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-
-
-def cielab(rgb: np.ndarray) -> np.ndarray:
-    """CIE L*a*b* (D65) of linear sRGB."""
-    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
-    xyz = np.array(to_xyz) @ rgb / [0.95047, 1, 1.08883]
-    x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def test_the_comment_has_the_lightness_of_each_colour():
-    comment = (
-        (ROOT / "shared" / "plotting.py").read_text(encoding="utf-8").partition("COLOURS = {")[0].replace("\n#", "")
-    )
-    for name, colour in COLOURS.items():
-        assert f"{name} {cielab(linear(colour))[0]:.0f}" in comment
+    assert Image.open(io.BytesIO(_png(figure)[0])).mode == "P", "which takes a third of the bytes"
 
 
 def test_the_picture_of_the_readme_is_the_stored_figure():
@@ -245,15 +192,18 @@ def test_the_picture_of_the_readme_is_the_stored_figure():
     assert base64.b64decode(figures[0]) == (folder / "images" / "15-01_hooks.png").read_bytes()
 
 
-@pytest.mark.parametrize(("one", "other"), sorted(MEETING))
-def test_colours_that_meet_differ_in_greyscale_and_for_every_vision(one, other):
-    assert abs(cielab(linear(one))[0] - cielab(linear(other))[0]) >= LIGHTNESS_APART
-    # as Pillow, and many a printer, turns colours into grey
-    greys = [Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0)) / 2.55 for colour in (one, other)]
-    assert abs(greys[0] - greys[1]) >= LIGHTNESS_APART
-    for vision, matrix in VISION.items():
-        seen = [cielab(np.clip(np.array(matrix) @ linear(colour), 0, 1)) for colour in (one, other)]
-        assert np.linalg.norm(seen[0] - seen[1]) >= COLOURS_APART, vision
+MEETING = {
+    *itertools.pairwise([*CYCLE, CYCLE[0]]),  # bars and lines in order, all round
+    *itertools.combinations(CYCLE[:4], 2),  # four ranks, in any order
+    # areas of a memory map: parameter, gradient, activation, optimizer state, temporary
+    *itertools.combinations([COLOURS[name] for name in ("blue", "red", "green", "sky", "orange")], 2),
+}
+
+
+def test_colours_that_meet_differ_in_greyscale_and_so_for_every_vision():
+    """As Pillow, and many a printer, turns colours into grey."""
+    grey = {colour: Image.new("RGB", (1, 1), colour).convert("L").getpixel((0, 0)) for colour in COLOURS.values()}
+    assert min(abs(grey[one] - grey[other]) for one, other in MEETING) >= 0.1 * 255
 
 
 # ---------------------------------------------------------------- kinds of figure
@@ -286,17 +236,13 @@ def test_curves_and_bars_label_what_they_draw():
     assert right.yaxis_inverted(), "the first bar is on top"
 
 
-def test_a_diagram_can_be_drawn():
-    figure, ax = diagram(4, 2, "boxes")
+def test_a_diagram_has_its_texts_in_their_places():
+    _, ax = diagram(4, 2, "boxes")
     box(ax, 1, 1, "a")
     box(ax, 3, 1, "b", colour="orange")
     arrow(ax, (1.75, 1), (2.25, 1), text="to")
-    figure.canvas.draw()
-    assert {text.get_text(): text.get_position() for text in ax.texts if text.get_text()} == {
-        "a": (1, 1),
-        "b": (3, 1),
-        "to": (2, 1),
-    }
+    places = {text.get_text(): text.get_position() for text in ax.texts if text.get_text()}
+    assert places == {"a": (1, 1), "b": (3, 1), "to": (2, 1)}
 
 
 def test_a_tree_has_a_box_for_each_module_and_tensor():

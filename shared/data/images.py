@@ -5,7 +5,6 @@ fetched. For more COURSE_DATA decides, as datasets/README.md says.
 """
 
 import operator
-import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,41 +71,36 @@ class ImageData(Dataset):
         return f"ImageData({self.name} {self.split}, {self.source}: {len(self):,} images {shape})"
 
 
-def load_fashion_mnist(
-    split: str = "train", *, images: int | None = None, root: str | os.PathLike | None = None
-) -> ImageData:
+def load_fashion_mnist(split: str = "train", *, images: int | None = None) -> ImageData:
     """FashionMNIST: 28×28 grey images of ten kinds of clothes; 60,000 train and 10,000 test (sample: 10,000, 2,000).
 
     Args:
         split: "train" or "test".
         images: how many are used, the first ones; None for all there are. The sample may have fewer.
-        root: folder of the full sets; default COURSE_DATA_DIR, else datasets/full.
 
     Raises:
         ValueError: unknown split, too many images, COURSE_DATA misspelt, or COURSE_DATA_MIRROR not supported.
         DataError: the bundled sample is damaged, or (COURSE_DATA=full) the full set cannot be had.
     """
-    return load(FASHION_MNIST, split, images=images, root=root)
+    return load(FASHION_MNIST, split, images=images)
 
 
-def load_cifar10(
-    split: str = "train", *, images: int | None = None, root: str | os.PathLike | None = None
-) -> ImageData:
+def load_cifar10(split: str = "train", *, images: int | None = None) -> ImageData:
     """CIFAR-10: 32×32 colour images of ten classes; 50,000 train and 10,000 test (sample: 6,000 and 1,000).
 
     Arguments and errors as for `load_fashion_mnist`; images are (3, 32, 32).
     """
-    return load(CIFAR10, split, images=images, root=root)
+    return load(CIFAR10, split, images=images)
 
 
-def load(facts: Facts, split: str, *, images: int | None = None, root: str | os.PathLike | None = None) -> ImageData:
+def load(facts: Facts, split: str, *, images: int | None = None) -> ImageData:
     """Load one split of the data set that `facts` describe; see `load_fashion_mnist`."""
     if split not in SPLITS:
         raise ValueError(f'split must be "train" or "test", not {split!r}')
     count = facts.full[split].count
     if images is not None and not 1 <= operator.index(images) <= count:
         raise ValueError(f"images must be 1 to {count:,}, which {facts.name} {split} has, not {images:,}")
-    arrays, source = find(facts, split, images, root)
+    arrays, source = find(facts, split, images)
     pixels, labels = arrays.images[:images], arrays.labels[:images]
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     return ImageData(

@@ -12,18 +12,18 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shared.launcher import launch
-from shared.patching import replacing
 from shared.rank_failures import LaunchError
 
 _COLLECTIVE = re.compile(r"_?(all|broadcast|reduce|gather|scatter|barrier|monitored_barrier)")
@@ -71,9 +71,9 @@ def recorded(named: bool = False, each: Callable[[Call], object] | None = None) 
 
         for overload in getattr(original, "overloads", list)():  # of an operator; the dispatcher looks them up here
             setattr(call, overload, getattr(original, overload))
-        replace(owner, name, call)
+        replaced.enter_context(mock.patch.object(owner, name, call))
 
-    with replacing() as replace:
+    with ExitStack() as replaced:
         for name in dir(dist.ProcessGroup):
             if name in ("send", "recv"):
                 watch(dist.ProcessGroup, name, _message)
