@@ -10,6 +10,7 @@ from nbformat import NotebookNode
 
 from course.exercise_form import (
     BEGIN,
+    END,
     MarkerError,
     hidden_tests,
     solution_blocks,
@@ -64,13 +65,9 @@ def _hide_solution(cell: NotebookNode) -> None:
 
 
 def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
-    """The solution blocks (without markers) by cell id. Raises MarkerError for markers that don't pair."""
-    found = {}
-    for cell in notebook.cells:
-        lines = cell.source.split("\n")
-        if blocks := solution_blocks(cell.source):
-            found[cell.id] = ["\n".join(lines[begin + 1 : end]) for begin, end in blocks]
-    return found
+    """The solution blocks (without markers) by cell id."""
+    block = re.compile(rf"{BEGIN}\n(.*?)\n *{END}", re.DOTALL)
+    return {cell.id: found for cell in notebook.cells if (found := block.findall(cell.source))}
 
 
 def unlink_missing(notebook: NotebookNode, there: Container[str]) -> None:

@@ -109,13 +109,12 @@ def parts(notebook: NotebookNode) -> list[Part]:
         if cell.cell_type == "markdown" and (found := _PART.search(cell.source)):
             heading = OUTSIDE.get(found[1], found[1])
         cells.setdefault(heading, []).append(cell)
-    return [_part(heading, found) for heading, found in cells.items()]
-
-
-def _part(heading: str, cells: list[NotebookNode]) -> Part:
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    exercises = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(text)}
-    return Part(heading, reading_minutes(NotebookNode(cells=cells)), exercises, bool(_STOP.search(text)))
+    found = []
+    for heading, stretch in cells.items():
+        text = "\n".join(cell.source for cell in stretch if cell.cell_type == "markdown")
+        exercises = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(text)}
+        found.append(Part(heading, reading_minutes(NotebookNode(cells=stretch)), exercises, bool(_STOP.search(text))))
+    return found
 
 
 def _pace(lesson: list[Part]) -> str:

@@ -1,9 +1,8 @@
 """`python -m course new 15-11 "Title" --template algorithm`: make a notebook from a template.
 
 The notebook gets the texts of its row in syllabus.toml; a topic without one gets a row, appended to the file, with the
-status "draft" and TODO where a text is open. Write the row first to have another data set. The notebook is executed, so
-that a template that no longer runs is noticed before anything is written. A number whose row is there already needs no
-title and no template. No file is ever overwritten.
+status "draft" and TODO where a text is open. Write the row first to have another data set; then the number is enough.
+The notebook is executed, so that a template that no longer runs is noticed before anything is written.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ TEMPLATES = {
     "capstone": ("TEMPLATE_CAPSTONE.ipynb", "E — Capstone/Integration"),
 }
 LOADER_OF = {"FashionMNIST": "load_fashion_mnist", "CIFAR-10": "load_cifar10"}
-
-CELL_SECONDS = 120
 
 
 class NewError(ValueError):
@@ -71,7 +68,7 @@ def create(
         raise NewError(f"{topic.path} is there already; it was not changed")
     notebook = fill(read_notebook(syllabus_file.parents[1] / "templates" / topic.template)[0], topic)
     print(f"executing {topic.file} …", flush=True)
-    done = execute_blocking(notebook, syllabus_file.parent, timeout=CELL_SECONDS, env={"COURSE_DATA": "sample"})
+    done = execute_blocking(notebook, syllabus_file.parent, timeout=120, env={"COURSE_DATA": "sample"})
     if done.failure:
         raise NewError(f"the notebook does not run: cell '{done.failure.cell_id}': {done.failure.reason}")
     write_notebook(notebook, topic.path)

@@ -93,12 +93,23 @@ def merge(
 
     `handed_out` are the fingerprints of the edition that the student began with; empty if that isn't known. Then
     whatever differs from the new edition counts as the student's.
+
+    A cell is recognised by its id. If a tool has lost that, the grade_id, which is the same, says which one it is, or a
+    source that is the same. So a copy of a cell counts as added as long as the original is there.
     """
+    ids = {cell.id for cell in edition.cells}
+    known = {**handed_out, **fingerprints(edition)}
+    by_source = {source: cell_id for cells in (known, handed_out) for cell_id, source in cells.items()}
+    recognised = {cell.get("id") for cell in students.cells}
     present = {}  # the student's version of the edition's cells
     own = defaultdict(list)  # the student's own cells, by the edition's cell above them
     above = None
-    ids = {cell.id for cell in edition.cells}
-    for cell, lesson_id in zip(students.cells, _lesson_ids(students, edition, handed_out), strict=True):
+    for cell in students.cells:
+        lesson_id = cell.get("id")
+        if lesson_id not in known:
+            candidates = ((cell.metadata.get("nbgrader") or {}).get("grade_id"), by_source.get(fingerprint(cell)))
+            lesson_id = next((one for one in candidates if one in known and one not in recognised), None)
+            recognised.add(lesson_id)
         if lesson_id in ids:
             present[lesson_id] = cell
             above = lesson_id
@@ -125,19 +136,3 @@ def merge(
     if any(own.values()):
         taken_over.append("your own cells")
     return cells, taken_over, overruled
-
-
-def _lesson_ids(students: NotebookNode, edition: NotebookNode, handed_out: dict[str, str]) -> list[str | None]:
-    """For each of the student's cells the id of the lesson cell that it is; None if the student added it.
-
-    A cell is recognised by its id. If a tool has lost that, the grade_id, which is the same, says which one it is, or a
-    source that is the same. So a copy of a cell counts as added as long as the original is there.
-    """
-    known = {**handed_out, **fingerprints(edition)}
-    by_source = {source: cell_id for cells in (known, handed_out) for cell_id, source in cells.items()}
-    found = [cell.get("id") if cell.get("id") in known else None for cell in students.cells]
-    for index, cell in enumerate(students.cells):
-        if found[index] is None:
-            candidates = ((cell.metadata.get("nbgrader") or {}).get("grade_id"), by_source.get(fingerprint(cell)))
-            found[index] = next((one for one in candidates if one in known and one not in found), None)
-    return found

@@ -86,18 +86,9 @@ cube_backward = check.cube_backward(cube_backward)\
 
 
 def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing: str = RENEWING) -> NotebookNode:
-    """The page as a notebook.
-
-    Args:
-        syllabus: names the topics and their order.
-        notebooks: topic number → its notebook, for the topics that are in the workbook; the others are named without
-            a link.
-        renewing: how new lessons come to the reader.
-    """
-    rows = [
-        _row(topic, ", ".join(direct_needs(topic, syllabus.topics)), notebooks.get(number))
-        for number, topic in syllabus.topics.items()
-    ]
+    """The page as a notebook, with links to `notebooks`, by topic; `renewing` says how new lessons reach the reader."""
+    needs = {number: ", ".join(direct_needs(topic, syllabus.topics)) for number, topic in syllabus.topics.items()}
+    rows = [_row(topic, needs[number], notebooks.get(number)) for number, topic in syllabus.topics.items()]
     text = INTRODUCTION.format(
         number=syllabus.module.number,
         title=syllabus.module.title,

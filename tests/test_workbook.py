@@ -25,36 +25,31 @@ from course.syllabus import load
 # no solutions
 
 ANSWER = '''\
-class Swish:
-    """Returns x·σ(x)."""
-
-    def forward(self, x):
-        ### BEGIN SOLUTION
-        secret = x.sigmoid()
-        return x * secret
-        ### END SOLUTION
+def double(x):
+    """Twice x."""
+    ### BEGIN SOLUTION
+    secret = x
+    return x + secret
+    ### END SOLUTION
 
 
 def helper(x):
     if x:
             ### BEGIN SOLUTION
             return 42
-            ### END SOLUTION
-'''
-STUBBED = '''\
-class Swish:
-    """Returns x·σ(x)."""
-
-    def forward(self, x):
-        # YOUR CODE HERE
-        raise NotImplementedError
+            ### END SOLUTION'''
+STUB = '''\
+def double(x):
+    """Twice x."""
+    # YOUR CODE HERE
+    raise NotImplementedError
 
 
 def helper(x):
     if x:
             # YOUR CODE HERE
             raise NotImplementedError'''
-HIDDEN = "### BEGIN HIDDEN TESTS\nassert Swish(1) == 1\n### END HIDDEN TESTS"
+HIDDEN = "### BEGIN HIDDEN TESTS\nassert double(1) == 2\n### END HIDDEN TESTS"
 
 
 def cell_of(notebook, cell_id):
@@ -72,36 +67,35 @@ def runs(notebook):
 
 
 def lesson(**sources):
-    """A lesson as it is committed, with outputs; `demo="…"` is the source of a cell."""
+    """A lesson as it is committed; `demo="…"` is the source of a cell."""
     answer, check = answer_metadata("answer"), check_metadata("check", 10)
     notebook = new_notebook(
         cells=[
             new_markdown_cell("# Title", id="title"),
-            new_code_cell("print(1)  # 1", id="demo"),
             new_code_cell(ANSWER, id="answer", metadata={"nbgrader": answer}),
-            new_code_cell("check(Swish)", id="check", metadata={"nbgrader": check}),
+            new_code_cell("check.double(double)", id="check", metadata={"nbgrader": check}),
+            new_code_cell("print(1)", id="demo"),
+            new_code_cell("print('last')", id="last"),
         ]
     )
     for name, source in sources.items():
         cell_of(notebook, name).source = source
-    return runs(notebook)
+    return notebook
 
 
 def test_solutions_hidden_tests_and_outputs_are_taken_out_and_all_else_stays():
-    notebook = lesson(check=f"check(Swish)\n{HIDDEN}\nprint(1)\n\n{HIDDEN}")
+    notebook = runs(lesson(check=f"check.double(double)\n{HIDDEN}\nprint(1)\n\n{HIDDEN}"))
     notebook.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
     before = copy.deepcopy(notebook)
     edition = student_edition(notebook)
     assert notebook == before, "the lesson itself is not changed"
     nbformat.validate(edition)
     assert edition.metadata == {}
-    assert [cell.source for cell in edition.cells] == ["# Title", "print(1)  # 1", STUBBED, "check(Swish)\nprint(1)"]
+    assert [cell.source for cell in edition.cells[:3]] == ["# Title", STUB, "check.double(double)\nprint(1)"]
     for cell, given in zip(edition.cells, before.cells, strict=True):
         assert (cell.id, cell.cell_type, cell.metadata) == (given.id, given.cell_type, given.metadata)
         assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
-    assert solutions(notebook) == {
-        "answer": ["        secret = x.sigmoid()\n        return x * secret", "            return 42"]
-    }
+    assert solutions(notebook) == {"answer": ["    secret = x\n    return x + secret", "            return 42"]}
 
 
 @pytest.mark.parametrize(
@@ -146,23 +140,13 @@ def test_no_edition_replaces_the_lessons_themselves_however_their_folder_is_call
 # a new edition of a lesson
 
 NAME = "15-95_a.ipynb"
-STUB = "def double(x):\n    # YOUR CODE HERE\n    raise NotImplementedError"
 MINE = "def double(x):\n    return x + x"
+WITH_TIMES = ANSWER.replace("(x)", "(x, times=2)")
 IDS = ["title", "answer", "check", "demo", "last"]
 
 
-def edition(title="v1", demo="print(1)", stub=STUB):
-    """A lesson's student edition, with the cells IDS."""
-    answer, check = answer_metadata("answer"), check_metadata("check", 10)
-    return new_notebook(
-        cells=[
-            new_markdown_cell(title, id="title"),
-            new_code_cell(stub, id="answer", metadata={"nbgrader": answer}),
-            new_code_cell("check.double(double)", id="check", metadata={"nbgrader": check}),
-            new_code_cell(demo, id="demo"),
-            new_code_cell("print('last')", id="last"),
-        ]
-    )
+def edition(title="v1", **sources):
+    return student_edition(lesson(title=title, **sources))
 
 
 class Book:
@@ -174,7 +158,7 @@ class Book:
 
     def renew(self, title="v1", *, to=None, **more):
         """Put a new edition into the workbook; what is said of it, without the file's name."""
-        told = write_edition(to or edition(title, **more), self.folder, NAME)
+        told = write_edition(to or edition(title=title, **more), self.folder, NAME)
         assert told.startswith(f"{NAME}: ")
         assert "\n" not in told
         return told.removeprefix(f"{NAME}: ")
@@ -237,7 +221,7 @@ def test_a_file_in_which_nobody_wrote_is_renewed(book, change):
     assert book.path.stat().st_mtime_ns == before, "JupyterLab would say that the file has changed"
     assert book.path.read_bytes() == saved
 
-    new = edition("v2", demo="print(2)", stub=STUB.replace("x", "x, times=2"))
+    new = edition("v2", demo="print(2)", answer=WITH_TIMES)
     assert book.renew(to=new) == "renewed."
     shown = [text.rstrip().replace("  \n", "\n") for text in book.sources().values()]
     assert shown == [cell.source for cell in new.cells]
@@ -281,7 +265,7 @@ def test_a_students_work_goes_along_and_the_file_as_it_was_is_kept(book):
 
     # the second time: without the cell that a note stands below, and with another stub
     second = book.work(answer=MINE + "  # better")
-    new = edition("v3", stub=STUB.replace("x", "x, times=2"))
+    new = edition("v3", answer=WITH_TIMES)
     new.cells.remove(cell_of(new, "demo"))
     book.renew(to=new)
     assert list(book.sources())[-4:] == ["check", "own-note", "last", "own-4"]
@@ -341,7 +325,7 @@ def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(book, cha
     with warnings.catch_warnings(action="ignore"):  # nbformat's, of ids that are there twice
         book.work(adds("own", "demo"), forgets, change, answer=MINE)
     with warnings.catch_warnings(action="error"):  # a student would see them
-        told = book.renew(stub=STUB.replace("x", "x, times=2"))
+        told = book.renew(answer=WITH_TIMES)
     assert list(book.sources().values()) == ["v1", MINE, "check.double(double)", "print(1)", "own", "print('last')"]
     assert told.startswith("renewed, with what you wrote: 'answer', your own cells.")
 
