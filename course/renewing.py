@@ -99,7 +99,7 @@ def merge(
     """
     ids = {cell.id for cell in edition.cells}
     known = {**handed_out, **fingerprints(edition)}
-    by_source = {source: cell_id for cells in (known, handed_out) for cell_id, source in cells.items()}
+    by_source = {str(source): cell_id for cells in (known, handed_out) for cell_id, source in cells.items()}
     recognised = {cell.get("id") for cell in students.cells}
     present = {}  # the student's version of the edition's cells
     own = defaultdict(list)  # the student's own cells, by the edition's cell above them

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def make(notebooks: list[Selected], folder: Path) -> int:
             edition = student_edition(read_notebook(notebook.path)[0])
         except (NotebookError, EditionError) as error:
             status = 1
-            print(f"{name}: no student edition, because of\n{textwrap.indent(str(error), '  ')}")
+            print(f"{name}: no student edition: {error}")
             continue
         status = max(status, _write(edition, folder, name))
     return status
@@ -92,6 +91,6 @@ def _write(edition: NotebookNode, folder: Path, name: str) -> int:
     try:
         print(write_edition(edition, folder, name))
     except OSError as error:
-        print(f"{name}: left as it is, because of\n  {error}")
+        print(f"{name}: left as it is: {error}")
         return 1
     return 0
