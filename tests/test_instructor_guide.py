@@ -1,6 +1,7 @@
 """The instructors' guide is true of today's notebooks: its pages, hours, headings and exercises."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,14 @@ def words(text):
 
 def test_what_is_generated_is_up_to_date():
     assert [str(finding) for finding in lint.lint_readme(SYLLABUS)] == []
+
+
+def test_drafts_are_left_out():
+    topics = {number: replace(SYLLABUS.topics[number], status="draft") for number in TOPICS} | {
+        "15-09": TOPICS["15-09"]
+    }
+    parts = instructor_guide.render(replace(SYLLABUS, topics=topics))
+    assert [name for name in parts if name.startswith("pace")] == ["pace of 15-09"]
 
 
 def test_a_sign_of_markdown_in_a_table_is_text():

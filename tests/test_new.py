@@ -54,7 +54,8 @@ def test_a_new_topic_passes_lint(syllabus_file):
     assert text.startswith(f"# 15-91: {topic.title}\n")
     assert "### Exercise 15-91.1 — Mean absolute error" in text
     assert "{{" not in text
-    assert topic.file in (syllabus_file.parent / "README.md").read_text(encoding="utf-8")
+    assert "load_fashion_mnist" in topic.path.read_text(encoding="utf-8")
+    assert f"({topic.file}) (draft)" in (syllabus_file.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_topic_of_the_syllabus_needs_no_title(syllabus_file):

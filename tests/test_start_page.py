@@ -14,7 +14,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from course import lab, start_page, syllabus, workbook
 from course.exercise_form import check_metadata
-from course.selection import select
 from course.site import PARTS
 from shared.checks.exercise import exercise
 from shared.checks.report import CheckFailed
@@ -31,8 +30,8 @@ def test_the_page_names_every_topic_links_those_that_are_there_and_counts_their_
     tmp_path, monkeypatch, capsys
 ):
     book = syllabus.load()
-    assert workbook.make(select(["15-03", "15-07"], book), tmp_path) == 0
-    page = nbformat.read(workbook.make_start_page(book, tmp_path), as_version=4)
+    assert workbook.main(argparse.Namespace(notebooks=["15-03", "15-07"], output=tmp_path)) == 0
+    page = nbformat.read(tmp_path / start_page.NAME, as_version=4)
     nbformat.validate(page)
     assert page.cells[1].metadata.jupyter.source_hidden
     text = page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ")
@@ -62,6 +61,8 @@ def test_exercises_points_and_minutes_are_those_of_the_headings():
     page = start_page.start_page(syllabus.load(), {"15-02": lesson})
     # 1,000 words are 5 minutes, the headings' words none worth counting, 40 lines 2 minutes
     assert "| 10 min | 2 for 11 points, 1 h 5 min |" in page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ")
+    told = [start_page.duration(minutes).replace("\N{NO-BREAK SPACE}", " ") for minutes in (0, 50, 50.1, 60)]
+    assert told == ["0 min", "50 min", "55 min", "1 h"]
 
 
 def test_jupyterlab_opens_on_the_page_which_is_renewed_and_keeps_what_was_done(monkeypatch, tmp_path, capsys):
