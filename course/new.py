@@ -24,6 +24,21 @@ TEMPLATES = {
     "algorithm": ("TEMPLATE_ALGORITHM.ipynb", "A — Algorithm"),
     "capstone": ("TEMPLATE_CAPSTONE.ipynb", "E — Capstone/Integration"),
 }
+ROW = """
+[topics."{number}"]
+status = "draft"
+title = {title}
+file = "{number}_{slug}.ipynb"
+key_content = "TODO: what the notebook covers, in one line, parts separated by semicolons"
+dataset = "FashionMNIST"
+time = "~5 min"
+budget_seconds = 60
+category = "{category}"
+template = "{file}"
+prerequisites = []
+owns = "TODO: the concept that {number} teaches and no other topic does"
+description = "TODO: what students do and understand, in one paragraph"
+"""
 LOADER_OF = {"FashionMNIST": "load_fashion_mnist", "CIFAR-10": "load_cifar10"}
 
 
@@ -82,23 +97,9 @@ def _with_draft_row(text: str, number: str, title: str | None, template: str | N
         return text if topic.is_draft else text.replace(table, f'{table}status = "draft"\n')
     if title is None or template is None:
         raise NewError(f'{number} has no row in syllabus.toml, so give "Title" and --template algorithm or capstone')
-    row = {
-        "status": "draft",
-        "title": title,
-        "file": f"{number}_{slug(title)}.ipynb",
-        "key_content": "TODO: what the notebook covers, in one line, parts separated by semicolons",
-        "dataset": "FashionMNIST",
-        "time": "~5 min",
-        "budget_seconds": 60,
-        "category": category,
-        "template": file,
-        "prerequisites": [],
-        "owns": f"TODO: the concept that {number} teaches and no other topic does",
-        "description": "TODO: what students do and understand, in one paragraph",
-    }
-    # JSON's texts, numbers and lists are TOML's as well
-    lines = [f"[topics.{json.dumps(number)}]", *(f"{key} = {json.dumps(row[key], ensure_ascii=False)}" for key in row)]
-    return text.rstrip() + "\n\n" + "\n".join(lines) + "\n"
+    quoted = json.dumps(title, ensure_ascii=False)  # as in TOML
+    row = ROW.format(number=number, title=quoted, slug=slug(title), file=file, category=category)
+    return text.rstrip() + "\n" + row
 
 
 def slug(title: str) -> str:
