@@ -6,15 +6,11 @@ import copy
 import re
 from collections.abc import Container
 
-from ipykernel.ipkernel import IPythonKernel
-from ipykernel.kernelspec import KERNEL_NAME, get_kernel_dict
 from nbformat import NotebookNode
 
 from course.exercise_form import (
     BEGIN,
-    BEGIN_HIDDEN,
     END,
-    END_HIDDEN,
     MarkerError,
     hidden_tests,
     solution_blocks,
@@ -22,8 +18,7 @@ from course.exercise_form import (
     without_hidden_tests,
 )
 
-# [text, which may hold one pair of brackets in another](file.ipynb#part)
-_NOTEBOOK_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")
+_NOTEBOOK_LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")  # [text](file.ipynb#part)
 
 
 class EditionError(ValueError):
@@ -33,56 +28,46 @@ class EditionError(ValueError):
 def student_edition(notebook: NotebookNode) -> NotebookNode:
     """A copy of a notebook in which every solution is a stub; the notebook itself isn't changed.
 
-    Each block from BEGIN to END becomes, at the indentation of BEGIN, a comment and `raise NotImplementedError`. Stored
-    outputs are removed: many answer the question above them. So are hidden tests. All else stays as it is.
+    Stored outputs are removed: many answer the question above them. So are hidden tests. All else stays as it is.
 
-    Raises EditionError for markers that don't pair, an answer cell without a solution, a solution outside an answer
-    cell, hidden tests outside a check cell, a stub that would raise as soon as the cell runs (it must be inside a
-    function), and a cell without an id.
+    Raises EditionError for what would hand out a solution, or a cell that raises as soon as it runs.
     """
     edition = copy.deepcopy(notebook)
     edition.metadata.pop("widgets", None)
     problems = []
     for number, cell in enumerate(edition.cells, start=1):
-        if "id" not in cell:
-            problems.append(f"cell {number} has no id: open the notebook in JupyterLab and save it")
-            continue
         try:
             _hide_solution(cell)
-        except (EditionError, MarkerError) as error:
-            problems.append(f"cell '{cell.id}': {error}")
+        except MarkerError as error:
+            problems.append(f"cell '{cell.get('id', number)}': {error}")
     if problems:
         raise EditionError("\n".join(problems))
     return edition
 
 
-def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
-    """The solution blocks (without markers) by cell id. Raises MarkerError for markers that don't pair."""
-    found = {}
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and BEGIN in cell.source:
-            lines = cell.source.split("\n")
-            found[cell.id] = ["\n".join(lines[begin + 1 : end]) for begin, end in solution_blocks(cell.source)]
-    return found
-
-
 def _hide_solution(cell: NotebookNode) -> None:
-    if cell.cell_type != "code":
-        if any(marker in cell.source.split("\n") for marker in (BEGIN, END, BEGIN_HIDDEN, END_HIDDEN)):
-            raise EditionError("a marker of solutions or hidden tests in a cell that isn't code")
-        return
-    nbgrader = cell.metadata.get("nbgrader", {})
-    blocks = solution_blocks(cell.source)
-    if blocks and not nbgrader.get("solution"):
-        raise EditionError("a solution, but the cell's nbgrader metadata doesn't say \"solution\": true")
-    if nbgrader.get("solution") and not blocks:
-        raise EditionError(f"an answer cell without {BEGIN}")
+    if "id" not in cell:
+        raise MarkerError("it has no id: open the notebook in JupyterLab and save it")
+    is_code = cell.cell_type == "code"
+    nbgrader = cell.metadata.get("nbgrader", {}) if is_code else {}
+    has_solution = bool(solution_blocks(cell.source))
+    if has_solution != nbgrader.get("solution", False):
+        raise MarkerError(
+            f'{BEGIN} belongs into each code cell with the nbgrader metadata "solution": true, and only there'
+        )
     if hidden_tests(cell.source) and not nbgrader.get("grade"):
-        raise EditionError("hidden tests, but the cell's nbgrader metadata doesn't say \"grade\": true")
-    cell.outputs, cell.execution_count = [], None
-    cell.source = without_hidden_tests(cell.source)
-    if blocks:
+        raise MarkerError('hidden tests belong into code cells with the nbgrader metadata "grade": true')
+    if is_code:
+        cell.outputs, cell.execution_count = [], None
+        cell.source = without_hidden_tests(cell.source)
+    if has_solution:
         cell.source = student_source(cell.source)
+
+
+def solutions(notebook: NotebookNode) -> dict[str, list[str]]:
+    """The solution blocks (without markers) by cell id."""
+    block = re.compile(rf"{BEGIN}\n(.*?)\n *{END}", re.DOTALL)
+    return {cell.id: found for cell in notebook.cells if (found := block.findall(cell.source))}
 
 
 def unlink_missing(notebook: NotebookNode, there: Container[str]) -> None:
@@ -90,14 +75,3 @@ def unlink_missing(notebook: NotebookNode, there: Container[str]) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _NOTEBOOK_LINK.sub(lambda link: link[0] if link[2] in there else link[1], cell.source)
-
-
-def jupyter_metadata() -> dict[str, dict]:
-    """What JupyterLab writes into a notebook once this Python's kernel has answered. Where it is there already, opening
-    the notebook changes nothing.
-    """
-    spec = get_kernel_dict()
-    return {
-        "kernelspec": {"name": KERNEL_NAME, "display_name": spec["display_name"], "language": spec["language"]},
-        "language_info": dict(IPythonKernel.language_info),
-    }

@@ -19,7 +19,7 @@ HEADING = re.compile(r"Exercise (\S+)\.(\d+) — (\S.*) \((\d+) points?, (\d+) m
 
 
 class MarkerError(ValueError):
-    """An answer cell has no student's form; the message says what is wrong with its solution markers, and where."""
+    """A cell has no student's form; the message says what is wrong with its markers, and where."""
 
 
 def answer_metadata(grade_id: str) -> dict:
@@ -30,8 +30,7 @@ def answer_metadata(grade_id: str) -> dict:
 
 def check_metadata(grade_id: str, points: int) -> dict:
     """nbgrader's schema-3 metadata of a check cell with this id ("ex-swish-check") and these points."""
-    kinds = {"grade": True, "locked": True, "solution": False, "task": False}
-    return {"grade_id": grade_id, "schema_version": 3, "points": points, **kinds}
+    return {**answer_metadata(grade_id), "grade": True, "locked": True, "solution": False, "points": points}
 
 
 def solution_blocks(source: str) -> list[tuple[int, int]]:
@@ -44,31 +43,22 @@ def solution_blocks(source: str) -> list[tuple[int, int]]:
 
 def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
     words = begin.removeprefix("### BEGIN ").rstrip("S").replace(" ", r"\W*")
-    blocks: list[tuple[int, int]] = []
-    start: int | None = None
+    found: list[int] = []
     for index, line in enumerate(source.split("\n")):
-        marker = line.strip()
-        alike = re.search(rf"#\W*(begin|end)\W*{words}", line, re.IGNORECASE)
-        if alike and marker not in (begin, end):
-            raise MarkerError(f"line {index + 1}: '{marker}' must be '{begin}' or '{end}', alone on its line")
-        if marker == begin:
-            if start is not None:
-                raise MarkerError(f"line {index + 1}: {begin} inside of the block that begins in line {start + 1}")
-            start = index
-        elif marker == end:
-            if start is None:
-                raise MarkerError(f"line {index + 1}: {end} without {begin}")
-            blocks.append((start, index))
-            start = None
-    if start is not None:
-        raise MarkerError(f"line {start + 1}: {begin} without {end}")
-    return blocks
+        if re.search(rf"#\W*(begin|end)\W*{words}", line, re.IGNORECASE):
+            wanted = end if len(found) % 2 else begin
+            if line.strip() != wanted:
+                raise MarkerError(f"line {index + 1}: '{line.strip()}' must be '{wanted}', alone on its line")
+            found.append(index)
+    if len(found) % 2:
+        raise MarkerError(f"line {found[-1] + 1}: {begin} without {end}")
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def hidden_tests(source: str) -> str:
-    """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does.
+    """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does. Raises MarkerError.
 
-    Graders run it after the check of an answer that passed, and an exception in it means no points. Raises MarkerError.
+    Graders run it after the check of an answer that passed, and an exception in it means no points.
     """
     lines = source.split("\n")
     blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
@@ -78,10 +68,9 @@ def hidden_tests(source: str) -> str:
 def without_hidden_tests(source: str) -> str:
     """The cell without its hidden tests and their markers. Raises MarkerError."""
     lines = source.split("\n")
-    blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
-    for begin, end in reversed(blocks):
+    for begin, end in reversed(_blocks(source, BEGIN_HIDDEN, END_HIDDEN)):
         del lines[begin : end + 1]
-    return "\n".join(lines).rstrip("\n") if blocks else source
+    return "\n".join(lines).rstrip("\n")
 
 
 def student_source(source: str) -> str:
@@ -92,7 +81,7 @@ def student_source(source: str) -> str:
     """
     lines = source.split("\n")
     for begin, end in reversed(solution_blocks(source)):
-        indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
+        indent = lines[begin].removesuffix(lines[begin].lstrip())
         lines[begin : end + 1] = [indent + line for line in STUB]
     try:
         tree = ast.parse("\n".join(lines))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from nbformat import NotebookNode
 
@@ -27,10 +26,10 @@ SOURCE = "the notebooks"
 BEGINNING = "Title, objectives, set-up"
 END = "Self-assessment and end"
 # what stands before the first section of each notebook, and behind the last one: heading → part
-OUTSIDE = {"Learning objectives": BEGINNING, "Setup": BEGINNING} | dict.fromkeys(
-    ("Self-assessment", "Key takeaways", "Where this goes next", "References"), END
-)
-
+OUTSIDE = {
+    **dict.fromkeys(("Learning objectives", "Setup"), BEGINNING),
+    **dict.fromkeys(("Self-assessment", "Key takeaways", "Where this goes next", "References"), END),
+}
 TIMES = ("Reading", "Exercises", "Together")
 
 _PART = re.compile(r"^(?:## (?!Milestones$)|### (?=Milestone ))(.*)", re.MULTILINE)
@@ -71,18 +70,26 @@ def render(syllabus: Syllabus) -> dict[str, str]:
     for number, topic in topics.items():
         with suppress(NotebookError):
             lessons[number] = parts(read_notebook(topic.path)[0])
-    times = partial(_times, lessons)
+
+    def times(numbers: Iterable[str], chosen: Container[str] | None = None) -> tuple[str, str, str]:
+        """Reading, exercises (of these the chosen ones, if given) and both, of these topics.
+
+        What is read of a topic counts to the next five minutes, so that sums are right.
+        """
+        those = [lessons[number] for number in numbers if number in lessons]
+        tasks = [task for lesson in those for part in lesson for task in part.exercises.items()]
+        doing = sum(minutes for number, minutes in tasks if chosen is None or number in chosen)
+        # rounded: a float that is a little above a multiple of five is that multiple
+        reading = sum(5 * math.ceil(round(sum(part.reading for part in lesson) / 5, 9)) for lesson in those)
+        return duration(reading), duration(doing), duration(reading + doing)
+
     hours = [
         (f"{number} {topics[number].title}", ", ".join(direct_needs(topics[number], topics)) or "–", *times([number]))
         for number in lessons
     ]
-    week = [
-        (day, ", ".join(numbers), ", ".join(chosen), *times(numbers, chosen))
-        for day, (numbers, chosen) in A_WEEK.items()
-    ]
-    term, picks = (
-        [(label, ", ".join(numbers), *times(numbers)) for label, numbers in plan.items()] for plan in (A_TERM, PICKS)
-    )
+    week = [(day, ", ".join(those), ", ".join(done), *times(those, done)) for day, (those, done) in A_WEEK.items()]
+    term = [(weeks, ", ".join(those), *times(those)) for weeks, those in A_TERM.items()]
+    picks = [(aim, ", ".join(those), *times(those)) for aim, those in PICKS.items()]
     rendered = {
         "hours": table(("Topic", "Builds on", *TIMES), [*hours, ("all", "", *times(lessons))]),
         "a week": table(("Day", "Topics", "Exercises done", *TIMES), week),
@@ -93,9 +100,8 @@ def render(syllabus: Syllabus) -> dict[str, str]:
 
 
 def parts(notebook: NotebookNode) -> list[Part]:
-    """A lesson's stretches in order; what stands before the first section is one of them, what ends it another.
-
-    A stretch begins with the cell that has its heading.
+    """A lesson's stretches in order, each from the cell that has its heading; what stands before the first section is
+    one of them, what ends it another.
     """
     cells: dict[str, list[NotebookNode]] = {}
     heading = BEGINNING
@@ -103,33 +109,12 @@ def parts(notebook: NotebookNode) -> list[Part]:
         if cell.cell_type == "markdown" and (found := _PART.search(cell.source)):
             heading = OUTSIDE.get(found[1], found[1])
         cells.setdefault(heading, []).append(cell)
-    return [_part(heading, found) for heading, found in cells.items()]
-
-
-def _part(heading: str, cells: list[NotebookNode]) -> Part:
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    exercises = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(text)}
-    return Part(heading, reading_minutes(NotebookNode(cells=cells)), exercises, bool(_STOP.search(text)))
-
-
-def exercises(lesson: Iterable[Part]) -> dict[str, int]:
-    """Number → minutes of each exercise."""
-    return {number: time for part in lesson for number, time in part.exercises.items()}
-
-
-def _times(
-    lessons: Mapping[str, list[Part]], numbers: Iterable[str], chosen: Collection[str] | None = None
-) -> tuple[str, str, str]:
-    """Reading, exercises (of these the chosen ones, if given) and both, of these topics.
-
-    What is read of a topic counts to the next five minutes, so that sums are right.
-    """
-    found = [lessons[number] for number in numbers if number in lessons]
-    tasks = {number: time for lesson in found for number, time in exercises(lesson).items()}
-    doing = sum(time for number, time in tasks.items() if chosen is None or number in chosen)
-    # rounded: a float that is a little above a multiple of five is that multiple
-    reading = sum(5 * math.ceil(round(sum(part.reading for part in lesson) / 5, 9)) for lesson in found)
-    return duration(reading), duration(doing), duration(reading + doing)
+    found = []
+    for heading, stretch in cells.items():
+        text = "\n".join(cell.source for cell in stretch if cell.cell_type == "markdown")
+        exercises = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(text)}
+        found.append(Part(heading, reading_minutes(NotebookNode(cells=stretch)), exercises, bool(_STOP.search(text))))
+    return found
 
 
 def _pace(lesson: list[Part]) -> str:

@@ -81,7 +81,7 @@ def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
 def template_topic(path: Path) -> Topic:
     """The topic that a template is held against: a draft whose texts are the placeholders that `new` fills in."""
     texts = {key: "{{" + key + "}}" for key in ("number", "title", "dataset", "time", "category", "owns")}
-    nothing = {"key_content": "", "description": "", "minutes": 0, "budget_seconds": 0, "status": "draft"}
+    nothing = {"key_content": "", "description": "", "budget_seconds": 0, "status": "draft"}
     needs = ("{{prerequisites}}",)
     return Topic(file=path.name, path=path.resolve(), template=path.name, prerequisites=needs, **texts, **nothing)
 

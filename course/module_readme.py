@@ -22,32 +22,26 @@ def render(syllabus: Syllabus) -> dict[str, str]:
     """The Markdown of every generated part, by name."""
     topics = syllabus.topics.values()
     meetings = [(topic.number, ", ".join(met.references), met.text) for topic in topics for met in topic.warnings]
+    header = ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires")
     return {
         "introduction": syllabus.module.introduction,
-        "map": _map(syllabus),
-        "topics": table(
-            ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires"), map(_topic_row, topics)
-        ),
+        "map": _map(syllabus.topics),
+        "topics": table(header, map(_topic_row, topics)),
         "ownership": table(("Concept", "Owner"), [(topic.owns, topic.number) for topic in topics]),
         "meetings": table(("Topic", "Names", "Who teaches what"), meetings),
     }
 
 
 def refresh(text: str, parts: dict[str, str], source: str = SOURCE) -> str:
-    """The page with every generated part replaced. Raises ReadmeError when a marker is missing or doubled."""
+    """The page with every generated part replaced. Raises ReadmeError when a marker is missing."""
     for name, part in parts.items():
-        begin, end = markers(name, source)
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise ReadmeError(f"the page needs the lines {begin} and {end}, once each and in this order")
-        before, rest = text.split(begin)
-        after = rest.split(end)[1]
+        begin, end = f"<!-- generated from {source}: {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        _, is_there, after = rest.partition(end)
+        if not is_there:
+            raise ReadmeError(f"the page needs the lines {begin} and {end}, in this order")
         text = f"{before}{begin}\n\n{part}\n\n{end}{after}"
     return text
-
-
-def markers(name: str, source: str = SOURCE) -> tuple[str, str]:
-    """The comments around the part of this name, which say what it is made from."""
-    return f"<!-- generated from {source}: {name} -->", f"<!-- end of {name} -->"
 
 
 def _topic_row(topic: Topic) -> tuple[str, ...]:
@@ -57,28 +51,19 @@ def _topic_row(topic: Topic) -> tuple[str, ...]:
     return topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires
 
 
-def _map(syllabus: Syllabus) -> str:
+def _map(topics: dict[str, Topic]) -> str:
     """A Mermaid flowchart: an arrow from each topic to those that build on it directly."""
-    lines = ["```mermaid", "flowchart LR"]
-    for topic in syllabus.topics.values():
-        outside = [number for number in topic.prerequisites if number not in syllabus.topics]
-        label = f"{topic.number}<br/>{topic.title.replace(chr(34), '#quot;')}"
-        label += f"<br/>needs {', '.join(outside)}" if outside else ""
-        lines.append(f'    {_node(topic.number)}["{label}"]')
-    for topic in syllabus.topics.values():
-        for number in direct_needs(topic, syllabus.topics):
-            lines.append(f"    {_node(number)} --> {_node(topic.number)}")
-    return "\n".join([*lines, "```"])
-
-
-def _node(number: str) -> str:
-    return "t" + number.replace("-", "_")
+    nodes = {number: f"t{number.replace('-', '_')}" for number in topics}
+    boxes, arrows = [], []
+    for number, topic in topics.items():
+        outside = ", ".join(other for other in topic.prerequisites if other not in topics)
+        needs = f"<br/>needs {outside}" if outside else ""
+        boxes.append(f'    {nodes[number]}["{number}<br/>{topic.title}{needs}"]')
+        arrows += [f"    {nodes[other]} --> {nodes[number]}" for other in direct_needs(topic, topics)]
+    return "\n".join(["```mermaid", "flowchart LR", *boxes, *arrows, "```"])
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A Markdown table. A | or * in a cell is text."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for row in rows:
-        cells = [re.sub(r"[|*]", r"\\\g<0>", cell) for cell in row]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    escaped = [[re.sub(r"[|*]", r"\\\g<0>", cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *escaped])

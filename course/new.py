@@ -1,9 +1,7 @@
 """`python -m course new 15-11 "Title" --template algorithm`: make a notebook from a template.
 
 The notebook gets the texts of its row in syllabus.toml; a topic without one gets a row, appended to the file, with the
-status "draft" and TODO where a text is open. Write the row first to have another data set. The notebook is executed, so
-that a template that no longer runs is noticed before anything is written. A number whose row is there already needs no
-title and no template. No file is ever overwritten.
+status "draft" and TODO where a text is open. Write the row first to have another data set; then the number is enough.
 """
 
 from __future__ import annotations
@@ -12,22 +10,36 @@ import argparse
 import json
 import re
 import sys
-import unicodedata
 from pathlib import Path
 
 from nbformat import NotebookNode
 
 from course import lint
-from course.environment import ROOT
-from course.execution import NotebookError, execute_blocking, read_notebook, write_notebook
-from course.files import NotWritableError, require_writable, write_whole
-from course.syllabus import SYLLABUS_FILE, Syllabus, SyllabusError, Topic, load, parse
+from course.execution import NotebookError, read_notebook, write_notebook
+from course.files import write_whole
+from course.syllabus import SYLLABUS_FILE, SyllabusError, Topic, load, parse
 
-TEMPLATE_OF = {"algorithm": "TEMPLATE_ALGORITHM.ipynb", "capstone": "TEMPLATE_CAPSTONE.ipynb"}
-CATEGORY_OF = {"algorithm": "A — Algorithm", "capstone": "E — Capstone/Integration"}
+# name → file and category
+TEMPLATES = {
+    "algorithm": ("TEMPLATE_ALGORITHM.ipynb", "A — Algorithm"),
+    "capstone": ("TEMPLATE_CAPSTONE.ipynb", "E — Capstone/Integration"),
+}
+ROW = """
+[topics."{number}"]
+status = "draft"
+title = {title}
+file = "{number}_{slug}.ipynb"
+key_content = "TODO: what the notebook covers, in one line, parts separated by semicolons"
+dataset = "FashionMNIST"
+time = "~5 min"
+budget_seconds = 60
+category = "{category}"
+template = "{file}"
+prerequisites = []
+owns = "TODO: the concept that {number} teaches and no other topic does"
+description = "TODO: what students do and understand, in one paragraph"
+"""
 LOADER_OF = {"FashionMNIST": "load_fashion_mnist", "CIFAR-10": "load_cifar10"}
-
-CELL_SECONDS = 120
 
 
 class NewError(ValueError):
@@ -37,17 +49,17 @@ class NewError(ValueError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", help="number of the topic, e.g. 15-11")
     parser.add_argument("title", nargs="?", help="title of the topic; not needed if syllabus.toml has it")
-    parser.add_argument("--template", choices=TEMPLATE_OF, help="not needed if syllabus.toml has it")
+    parser.add_argument("--template", choices=TEMPLATES, help="not needed if syllabus.toml has it")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 when the notebook was made, 1 with a message when not."""
     try:
         topic = create(args.number, args.title, args.template)
-    except (NewError, SyllabusError, NotebookError, NotWritableError) as error:
+    except (NewError, SyllabusError, NotebookError) as error:
         print(f"new: {error}", file=sys.stderr)
         return 1
-    print(f"made {topic.path}")
+    print(f"made {topic.path}; execute it: python -m course run {topic.number} --save")
     open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
@@ -56,89 +68,52 @@ def main(args: argparse.Namespace) -> int:
 
 
 def create(
-    number: str,
-    title: str | None = None,
-    template: str | None = None,
-    *,
-    syllabus_file: Path = SYLLABUS_FILE,
-    templates: Path = ROOT / "templates",
+    number: str, title: str | None = None, template: str | None = None, syllabus_file: Path = SYLLABUS_FILE
 ) -> Topic:
     """Make the notebook, its row and the module page's table; returns the topic as it is now.
 
-    Raises NewError, SyllabusError, NotebookError or NotWritableError before anything is written.
+    Raises NewError, SyllabusError or NotebookError before anything is written.
     """
     syllabus = load(syllabus_file)
-    after = _with_draft_row(syllabus_file.read_text(encoding="utf-8"), number, title, template, syllabus)
-    topic = parse(after, syllabus.path).topics[number]
+    text = _with_draft_row(syllabus_file.read_text(encoding="utf-8"), number, title, template, syllabus.topics)
+    topic = parse(text, syllabus.path).topics[number]
     if topic.path.exists():
         raise NewError(f"{topic.path} is there already; it was not changed")
-    require_writable(topic.path.parent)
-
-    notebook = fill(read_notebook(templates / topic.template)[0], topic)
-    print(f"executing {topic.file} …", flush=True)
-    execute(notebook, syllabus_file.parent)
-    if topic.path.exists():  # that took a while
-        raise NewError(f"{topic.path} is there already; it was not changed")
+    notebook = fill(read_notebook(syllabus_file.parents[1] / "templates" / topic.template)[0], topic)
     write_notebook(notebook, topic.path)
-    write_whole(syllabus_file, after)
+    write_whole(syllabus_file, text)
     lint.write_readme(load(syllabus_file))
     return topic
 
 
-def _with_draft_row(text: str, number: str, title: str | None, template: str | None, syllabus: Syllabus) -> str:
+def _with_draft_row(text: str, number: str, title: str | None, template: str | None, topics: dict[str, Topic]) -> str:
     """The syllabus's text with a draft row for the topic; everything else in it stays byte for byte."""
-    topic = syllabus.topics.get(number)
-    if topic is None:
-        return _appended(text, number, title, template)
-    if title not in (None, topic.title) or (template and TEMPLATE_OF[template] != topic.template):
-        raise NewError(f"{number} is taken: syllabus.toml has {topic.title!r} with {topic.template}")
-    if topic.is_draft:
-        return text
-    table = f'[topics."{number}"]\n'
-    return text.replace(table, f'{table}status = "draft"\n')
-
-
-def _appended(text: str, number: str, title: str | None, template: str | None) -> str:
+    file, category = TEMPLATES.get(template, (None, None))
+    if number in topics:
+        topic = topics[number]
+        if title not in (None, topic.title) or file not in (None, topic.template):
+            raise NewError(f"{number} is taken: syllabus.toml has {topic.title!r} with {topic.template}")
+        table = f'[topics."{number}"]\n'
+        return text if topic.is_draft else text.replace(table, f'{table}status = "draft"\n')
     if title is None or template is None:
         raise NewError(f'{number} has no row in syllabus.toml, so give "Title" and --template algorithm or capstone')
-    row = {
-        "status": "draft",
-        "title": title,
-        "file": f"{number}_{slug(title)}.ipynb",
-        "key_content": "TODO: what the notebook covers, in one line, parts separated by semicolons",
-        "dataset": "FashionMNIST",
-        "time": "~5 min",
-        "minutes": 5,
-        "budget_seconds": 60,
-        "category": CATEGORY_OF[template],
-        "template": TEMPLATE_OF[template],
-        "prerequisites": [],
-        "owns": f"TODO: the concept that {number} teaches and no other topic does",
-        "description": "TODO: what students do and understand, in one paragraph",
-    }
-    # JSON's texts, numbers and lists are TOML's as well
-    lines = [f"[topics.{json.dumps(number)}]", *(f"{key} = {json.dumps(row[key], ensure_ascii=False)}" for key in row)]
-    return text.rstrip() + "\n\n" + "\n".join(lines) + "\n"
+    quoted = json.dumps(title, ensure_ascii=False)  # as in TOML
+    row = ROW.format(number=number, title=quoted, slug=slug(title), file=file, category=category)
+    return text.rstrip() + "\n" + row
 
 
 def slug(title: str) -> str:
     """The title as part of a file name: "torch.fx & Graphs" becomes "torch_fx_and_graphs"."""
-    plain = unicodedata.normalize("NFKD", title.replace("&", " and ")).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_")
+    return re.sub(r"[^a-z0-9]+", "_", title.lower().replace("&", "and")).strip("_")
 
 
 def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
     """Put the topic's texts into a template for its {{placeholders}}, and its data set's loader; returns it."""
     texts = {
-        "number": topic.number,
-        "title": topic.title,
-        "category": topic.category,
-        "dataset": topic.dataset,
-        "time": topic.time,
         "prerequisites": ", ".join(topic.prerequisites) or "none yet",
-        "owns": topic.owns,
         "uses": " ".join(warning.text for warning in topic.warnings)
         or "nothing yet: name what other topics own, with their numbers",
+        **{key: getattr(topic, key) for key in ("number", "title", "category", "dataset", "time", "owns")},
     }
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -146,14 +121,5 @@ def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
             cell.outputs, cell.execution_count = [], None
             continue
         for name, text in texts.items():
-            shown = text.replace("|", "\\|") if cell.id == "glance" else text
-            cell.source = cell.source.replace("{{" + name + "}}", shown)
+            cell.source = cell.source.replace("{{" + name + "}}", text)
     return notebook
-
-
-def execute(notebook: NotebookNode, folder: Path) -> None:
-    """Run all cells in a fresh kernel in `folder`, with the bundled sample. NewError if one fails or takes too long."""
-    failure = execute_blocking(notebook, folder, timeout=CELL_SECONDS, env={"COURSE_DATA": "sample"}).failure
-    if failure is not None:
-        where = f"cell '{failure.cell_id}': " if failure.cell_id else ""
-        raise NewError(f"the notebook does not run: {where}{failure.reason}")

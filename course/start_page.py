@@ -4,7 +4,6 @@ exercise of two minutes.
 
 from __future__ import annotations
 
-import copy
 import math
 
 from nbformat import NotebookNode
@@ -12,14 +11,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course.exercise_form import HEADING, STUB
 from course.guard import GUARD
+from course.module_readme import table
 from course.syllabus import Syllabus, Topic, direct_needs
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NAME = "00_START_HERE.ipynb"
 WORDS_A_MINUTE = 200
 CODE_LINES_A_MINUTE = 20
-FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
-
 
 INTRODUCTION = """\
 # Module {number}: {title}
@@ -85,63 +83,51 @@ from shared.checks import warm_up as check
 
 cube_backward = check.cube_backward(cube_backward)\
 """
-PROGRESS = """\
-from shared.progress import show_progress
-
-show_progress()\
-"""
 
 
 def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing: str = RENEWING) -> NotebookNode:
-    """The page as a notebook.
-
-    Args:
-        syllabus: names the topics and their order.
-        notebooks: topic number → its notebook, for the topics that are in the workbook; the others are named without
-            a link.
-        renewing: how new lessons come to the reader.
-    """
-    rows = ["| Topic | Builds on | Reading | Exercises |", "| --- | --- | --- | --- |"]
-    for number, topic in syllabus.topics.items():
-        rows.append(_row(topic, direct_needs(topic, syllabus.topics), notebooks.get(number)))
+    """The page as a notebook, with links to `notebooks`, by topic; `renewing` says how new lessons reach the reader."""
+    needs = {number: ", ".join(direct_needs(topic, syllabus.topics)) for number, topic in syllabus.topics.items()}
+    rows = [_row(topic, needs[number], notebooks.get(number)) for number, topic in syllabus.topics.items()]
     text = INTRODUCTION.format(
         number=syllabus.module.number,
         title=syllabus.module.title,
-        table="\n".join(rows),
+        table=table(("Topic", "Builds on", "Reading", "Exercises"), rows),
         words=WORDS_A_MINUTE,
         lines=CODE_LINES_A_MINUTE,
         renewing=renewing,
     )
-    setup = new_code_cell(GUARD, id="setup", metadata=copy.deepcopy(FOLDED))
-    progress = new_code_cell(PROGRESS, id="progress")
-    warm_up = [
-        new_markdown_cell(WARM_UP, id="warm-up-task"),
-        new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
-        new_code_cell(CHECK, id="warm-up-check"),
-    ]
-    return new_notebook(cells=[new_markdown_cell(text, id="start"), setup, progress, *warm_up])
+    folded = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+    return new_notebook(
+        cells=[
+            new_markdown_cell(text, id="start"),
+            new_code_cell(GUARD, id="setup", metadata=folded),
+            new_code_cell("from shared.progress import show_progress\n\nshow_progress()", id="progress"),
+            new_markdown_cell(WARM_UP, id="warm-up-task"),
+            new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
+            new_code_cell(CHECK, id="warm-up-check"),
+        ]
+    )
 
 
-def _row(topic: Topic, needs: tuple[str, ...], notebook: NotebookNode | None) -> str:
-    name = f"{topic.number} {topic.title}".replace("|", "\\|")
-    builds_on = ", ".join(needs)
-    helps_when = f"<br>{topic.helps_when}" if topic.helps_when else ""
+def _row(topic: Topic, builds_on: str, notebook: NotebookNode | None) -> tuple[str, ...]:
+    name, helps_when = f"{topic.number} {topic.title}", f"<br>{topic.helps_when}" if topic.helps_when else ""
     if notebook is None:
-        return f"| {name}{helps_when} | {builds_on} | {'not written yet'.replace(' ', NO_BREAK)} | |"
+        return name + helps_when, builds_on, "not written yet".replace(" ", NO_BREAK), ""
     tasks = [task for cell in notebook.cells for task in HEADING.findall(cell.source)]
     points, minutes = (sum(int(task[i]) for task in tasks) for i in (3, 4))
-    exercises = f"{len(tasks)} for {points} points, {duration(minutes)}" if tasks else "none"
-    return f"| [{name}]({topic.file}){helps_when} | {builds_on} | {duration(reading_minutes(notebook))} | {exercises} |"
+    exercises = f"{len(tasks)} for {points} points, {duration(minutes)}"
+    return f"[{name}]({topic.file}){helps_when}", builds_on, duration(reading_minutes(notebook)), exercises
 
 
 def reading_minutes(notebook: NotebookNode) -> float:
     """How long text and code take to read; answer and check cells not counted."""
-    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
-    lines = sum(
-        len(cell.source.splitlines())
-        for cell in notebook.cells
-        if cell.cell_type == "code" and "nbgrader" not in cell.metadata
-    )
+    words = lines = 0
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            words += len(cell.source.split())
+        elif "nbgrader" not in cell.metadata:
+            lines += len(cell.source.splitlines())
     return words / WORDS_A_MINUTE + lines / CODE_LINES_A_MINUTE
 
 

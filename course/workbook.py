@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelspec import KERNEL_NAME, get_kernel_dict
 from nbformat import NotebookNode
 
 from course import start_page, syllabus
-from course.edition import EditionError, jupyter_metadata, student_edition, unlink_missing
+from course.edition import EditionError, student_edition
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
 from course.files import NotWritableError, require_writable
@@ -38,8 +39,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"workbook: {error}", file=sys.stderr)
         return 2
     status = make(notebooks, args.output)
-    page = make_start_page(book, args.output)
-    print(f"The student edition is in {page.resolve().parent}")
+    make_start_page(book, args.output)
+    print(f"The student edition is in {args.output.resolve()}")
     return status
 
 
@@ -64,9 +65,8 @@ def make(notebooks: list[Selected], folder: Path) -> int:
             edition = student_edition(read_notebook(notebook.path)[0])
         except (NotebookError, EditionError) as error:
             status = 1
-            print(f"{name}: no student edition, because of\n{textwrap.indent(str(error), '  ')}")
+            print(f"{name}: no student edition: {error}")
             continue
-        unlink_missing(edition, [path.name for path in notebook.path.parent.glob("*.ipynb")])
         status = max(status, _write(edition, folder, name))
     return status
 
@@ -78,17 +78,19 @@ def make_start_page(syllabus: Syllabus, folder: Path) -> Path:
         if (folder / topic.file).is_file():
             with suppress(NotebookError):  # `make` has said so
                 notebooks[number] = read_notebook(topic.path)[0]
-    page = start_page.start_page(syllabus, notebooks)
-    _write(page, folder, start_page.NAME)
+    _write(start_page.start_page(syllabus, notebooks), folder, start_page.NAME)
     return folder / start_page.NAME
 
 
 def _write(edition: NotebookNode, folder: Path, name: str) -> int:
     """Write an edition, saying what was done; 1 if the system refuses, as while Windows has the file in use."""
-    edition.metadata.update(jupyter_metadata())
+    # as JupyterLab does once this Python's kernel has answered: so opening the notebook changes nothing
+    spec = get_kernel_dict()
+    edition.metadata["kernelspec"] = {"name": KERNEL_NAME, **{key: spec[key] for key in ("display_name", "language")}}
+    edition.metadata["language_info"] = dict(IPythonKernel.language_info)
     try:
         print(write_edition(edition, folder, name))
     except OSError as error:
-        print(f"{name}: left as it is, because of\n  {error}")
+        print(f"{name}: left as it is: {error}")
         return 1
     return 0

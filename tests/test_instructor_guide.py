@@ -1,13 +1,14 @@
 """The instructors' guide is true of today's notebooks: its pages, hours, headings and exercises."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from course import instructor_guide, lint, start_page
 from course.execution import read_notebook
 from course.exercise_form import HEADING
-from course.module_readme import markers, table
+from course.module_readme import table
 from course.syllabus import direct_needs, load
 
 SYLLABUS = load()
@@ -18,6 +19,10 @@ BY_HAND = re.sub(r"<!-- generated from .*?<!-- end of [^>]*>", "", TEXT, flags=r
 PAGES = {page[:5]: page for page in re.split(r"^## ", BY_HAND, flags=re.MULTILINE) if re.match(r"\d+-\d\d ", page)}
 LESSONS = {number: read_notebook(topic.path)[0] for number, topic in TOPICS.items()}
 PARTS = {number: instructor_guide.parts(lesson) for number, lesson in LESSONS.items()}
+EXERCISES = {
+    number: {exercise: time for part in parts for exercise, time in part.exercises.items()}
+    for number, parts in PARTS.items()
+}
 
 # a bullet on what goes wrong: the exercise, what the check says in quotes, and which wrong answer of its tests this is
 MISTAKE = re.compile(r"^- \*\*(\d+-\d\d\.\d), (.*?)<!-- wrong: ([^:]+): (.+?) -->", re.MULTILINE | re.DOTALL)
@@ -41,13 +46,21 @@ def test_what_is_generated_is_up_to_date():
     assert [str(finding) for finding in lint.lint_readme(SYLLABUS)] == []
 
 
+def test_drafts_are_left_out():
+    topics = {number: replace(SYLLABUS.topics[number], status="draft") for number in TOPICS} | {
+        "15-09": TOPICS["15-09"]
+    }
+    parts = instructor_guide.render(replace(SYLLABUS, topics=topics))
+    assert [name for name in parts if name.startswith("pace")] == ["pace of 15-09"]
+
+
 def test_a_sign_of_markdown_in_a_table_is_text():
     assert table(("A", "B"), [("x | y", "*args")]).endswith("| x \\| y | \\*args |")
 
 
 def test_hours_are_those_of_the_students_start_page_and_their_sum():
-    begin, end = (re.escape(marker) for marker in markers("hours", instructor_guide.SOURCE))
-    shown = re.search(f"{begin}(.*?){end}", TEXT, re.DOTALL)[1].strip().splitlines()[2:]
+    hours = r"<!-- generated from the notebooks: hours -->(.*?)<!-- end of hours -->"
+    shown = re.search(hours, TEXT, re.DOTALL)[1].strip().splitlines()[2:]
     *rows, total = [[minutes(cell) for cell in line.strip("| ").split(" | ")[-3:]] for line in shown]
     page = start_page.start_page(SYLLABUS, LESSONS).cells[0].source.replace(start_page.NO_BREAK, " ")
     told = re.findall(r"^\| \[\d+-\d\d .*? \| .*? \| (.*?) \| \d+ for \d+ points, (.*?) \|$", page, re.MULTILINE)
@@ -66,8 +79,8 @@ def minutes(shown):
 def test_a_topic_s_parts_are_all_of_it_with_a_place_to_stop(number):
     parts = PARTS[number]
     assert sum(part.reading for part in parts) == pytest.approx(start_page.reading_minutes(LESSONS[number]))
-    tasks = {f"{task[0]}.{task[1]}": int(task[4]) for task in HEADING.findall(sources(number, "markdown"))}
-    assert instructor_guide.exercises(parts) == tasks
+    tasks = HEADING.findall(sources(number, "markdown"))
+    assert EXERCISES[number] == {f"{task[0]}.{task[1]}": int(task[4]) for task in tasks}
     assert [part.stops for part in parts].count(True) == 1
     headings = [part.heading for part in parts if not part.heading.startswith("Appendix: ")]
     assert (headings[0], headings[-1]) == (instructor_guide.BEGINNING, instructor_guide.END)
@@ -84,7 +97,7 @@ def test_plans_have_each_topic_after_those_it_builds_on_and_exercises_that_there
         for place, number in enumerate(order):
             assert set(direct_needs(TOPICS[number], TOPICS)) <= set(order[:place])
     for numbers, chosen in instructor_guide.A_WEEK.values():
-        assert set(chosen) <= {exercise for number in numbers for exercise in instructor_guide.exercises(PARTS[number])}
+        assert set(chosen) <= {exercise for number in numbers for exercise in EXERCISES[number]}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ def test_exercises_sections_and_code_that_are_named_are_in_todays_notebook(numbe
     named = set(re.findall(r"`([^`]+)`", PAGES[number]))
     assert {code for code in named if words(code) not in lesson and code.rstrip("()") not in lesson} == set()
 
-    known = {name for lesson in PARTS.values() for name in instructor_guide.exercises(lesson)}
+    known = {exercise for exercises in EXERCISES.values() for exercise in exercises}
     assert set(re.findall(r"\b\d+-\d\d\.\d\b", BY_HAND)) <= known
 
 

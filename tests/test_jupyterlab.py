@@ -195,7 +195,7 @@ def test_from_the_first_start_to_an_update(tmp_path):
 
         lesson(tmp_path, "New title")
         with lab(book, tmp_path) as (address, _, log):
-            assert "with your answers to " in log.read_text()
+            assert "with what you wrote: " in log.read_text()
             assert "in place of yours" not in log.read_text(), "the file still says what was handed out"
             page = Page(driver, address)
             wait(lambda: "New title" in page.cells()[0].get_attribute("textContent"), "the new edition is shown")

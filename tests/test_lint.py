@@ -56,6 +56,7 @@ def exercise(number, slug, place):
 
 
 def notebook(topic):
+    others = [number for met in topic.warnings for number in met.references]
     rows = {
         "Topic": topic.title,
         "Category": topic.category,
@@ -63,7 +64,7 @@ def notebook(topic):
         "Time": topic.time,
         "Prerequisites": ", ".join(topic.prerequisites),
         "Teaches": topic.owns,
-        "Related": f"Other modules own {', '.join(topic.must_reference) or 'the rest'}",
+        "Related": f"Other modules own {', '.join(others) or 'the rest'}",
     }
     glance = "\n".join(["| At a glance | |", "|---|---|", *(f"| **{key}** | {value} |" for key, value in rows.items())])
     teaching = [
@@ -375,8 +376,8 @@ def test_student_source():
     ("source", "message"),
     [
         ("x\n### BEGIN SOLUTION", "line 2: ### BEGIN SOLUTION without"),
-        ("### END SOLUTION", "line 1: ### END SOLUTION without"),
-        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "line 2: ### BEGIN SOLUTION inside"),
+        ("### END SOLUTION", "line 1: '### END SOLUTION' must be '### BEGIN"),
+        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "line 2: '### BEGIN SOLUTION' must be '### END"),
         (SOLVED.replace("### END", "## end"), "line 6: '## end SOLUTION' must be"),
         ("f = 1\n### BEGIN SOLUTION\nf = 2\n### END SOLUTION", "outside a function"),
         (SOLVED.replace("        ### BEGIN", "### BEGIN"), "isn't valid Python: line 9"),
@@ -452,7 +453,7 @@ def test_stale_page_is_named_and_refreshed(repository, capsys):
     renewed = set(page.read_text(encoding="utf-8").splitlines()) ^ set(before)
     assert renewed == {"| CUDA memory management, GPU internals | 15-07 |", "| GPU internals | 15-07 |"}
 
-    begin, _ = module_readme.markers("topics")
+    begin = "<!-- generated from syllabus.toml: topics -->"
     page.write_text(page.read_text(encoding="utf-8").replace(begin, "My own table"), encoding="utf-8")
     before = page.read_bytes()
     assert run("--write-readme") == 1
