@@ -60,7 +60,7 @@ Two minutes that count for nothing but show how exercises work. Somewhere in a m
 arrives with `upstream`, the gradient of the loss with respect to `y`. Write what it hands on: the gradient of the loss
 with respect to `x`.
 
-Run the check as it is, then with your answer, and once with a wrong one. Then open a topic from the table above.
+Run the check as it is, then with your answer, and once with a wrong one.
 
 <details><summary>Hint 1: the slope</summary>
 
@@ -83,6 +83,7 @@ from shared.checks import warm_up as check
 
 cube_backward = check.cube_backward(cube_backward)\
 """
+AFTER = "**Passed?** Then you know how exercises work. Open a topic from the table at the top of this page."
 
 
 def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing: str = RENEWING) -> NotebookNode:
@@ -106,6 +107,7 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
             new_markdown_cell(WARM_UP, id="warm-up-task"),
             new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
             new_code_cell(CHECK, id="warm-up-check"),
+            new_markdown_cell(AFTER, id="warm-up-end"),
         ]
     )
 
