@@ -76,7 +76,7 @@ def test_jupyterlab_opens_on_the_page_which_is_renewed_and_keeps_what_was_done(m
     path = tmp_path / "my work" / start_page.NAME
     page = nbformat.read(path, as_version=4)
     page.cells[2].update(execution_count=1, outputs=[new_output("stream", name="stdout", text="All 0 of 55\n")])
-    page.cells[-2].source = "def cube_backward(x, upstream):\n    return 3 * x ** 2 * upstream"
+    page.cells[-3].source = "def cube_backward(x, upstream):\n    return 3 * x ** 2 * upstream"
     nbformat.write(page, path)
     saved = path.read_bytes()
     assert lab.main(arguments) == 0
@@ -89,7 +89,7 @@ def test_jupyterlab_opens_on_the_page_which_is_renewed_and_keeps_what_was_done(m
     assert capsys.readouterr().out.startswith("00_START_HERE.ipynb: renewed, with what you wrote: 'warm-up'.")
     renewed = nbformat.read(path, as_version=4)
     assert "Take a topic" in renewed.cells[0].source
-    assert renewed.cells[-2].source == page.cells[-2].source
+    assert renewed.cells[-3].source == page.cells[-3].source
 
 
 def warm_up(answer):
@@ -97,7 +97,7 @@ def warm_up(answer):
     page = start_page.start_page(syllabus.load(), {}).cells
     with capture_output() as captured:
         try:
-            exec(f"{answer}\n{page[-1].source}", {})
+            exec(f"{answer}\n{page[-2].source}", {})
         except CheckFailed as error:
             print(error.shown)
     return captured.stdout
@@ -111,11 +111,11 @@ def test_the_warm_up_shows_what_the_site_quotes_and_a_way_on_that_works():
     assert ["failed, 1 of 2" in said for _, said in quoted] == [True, False]
 
     page = start_page.start_page(syllabus.load(), {}).cells
-    assert warm_up(page[-2].source).startswith("Exercise 0 · Warm-up: not attempted yet"), "as it is handed out"
+    assert warm_up(page[-3].source).startswith("Exercise 0 · Warm-up: not attempted yet"), "as it is handed out"
     answer = "def cube_backward(x, upstream):\n    return x"
     where, line = warm_up(answer).splitlines()[-2:]
     assert "above the check's call" in where
-    above, call = page[-1].source.rsplit("\n", 1)
+    above, call = page[-2].source.rsplit("\n", 1)
     namespace = {}
     exec("\n".join((answer, above, line.strip(), call)), namespace)
     assert namespace["cube_backward"] is reference
