@@ -179,6 +179,13 @@ def test_the_best_is_kept(lesson, tmp_path, losses, best, mode):
     assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["position"]["step"] == 3 * best
 
 
+def test_the_best_is_written_first_so_that_a_run_killed_in_between_writes_both_again(lesson, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(lesson.CheckpointFile, "write", lambda file, state: written.append(file.path.name))
+    lesson.Checkpoint(tmp_path, dict).write({}, 5, better=True)
+    assert written == ["best.ckpt", "step-000000005.ckpt"]
+
+
 def test_averages_and_weights_can_be_loaded_from_a_checkpoint(lesson, tmp_path):
     state, other = lesson.RunState(), net(1)
     keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss")
@@ -234,9 +241,16 @@ def test_what_is_not_saved(lesson, tmp_path, capsys):
         steps("unreadable", odd)
 
 
-def test_who_has_no_time_left_leaves_and_the_handler_is_put_back(lesson):
+def test_who_has_no_time_left_leaves_all_ranks_do_at_the_same_step_and_the_handler_is_put_back(lesson):
+    class OfTwo(lesson.OneProcess):
+        count = 2
+
+        def gather(self, mine):
+            return [mine, True]  # the other one wants to leave
+
     before = signal.getsignal(signal.SIGTERM)
     assert fitted(lesson, [lesson.Leave(0.0)], batches(9)).step == 1
+    assert fitted(lesson, [lesson.Leave()], batches(24), ranks=OfTwo()).step == 10
     assert signal.getsignal(signal.SIGTERM) is before
 
 
