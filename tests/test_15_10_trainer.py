@@ -170,12 +170,18 @@ def test_a_log_in_files_has_the_rows_of_one_in_memory_whatever_the_numbers_and_a
 
 
 @pytest.mark.parametrize(
-    ("losses", "best", "mode"), [([3.0, 5.0, 1.0, 6.0, 2.0], 4, "max"), ([2.0, math.nan, 3.0, 2.5], 1, "min")]
+    ("losses", "best", "mode", "patience"),
+    [
+        ([3.0, 5.0, 1.0, 6.0, 2.0], 4, "max", 9),
+        ([2.0, math.nan, 3.0, 2.5], 1, "min", None),
+        ([6.0, 5.5, 5.4, 5.0], 3, "min", 2),  # the last value of a run that is stopped counts
+    ],
 )
-def test_the_best_is_kept(lesson, tmp_path, losses, best, mode):
+def test_the_best_is_kept(lesson, tmp_path, losses, best, mode, patience):
     state = lesson.RunState()
-    keeper = lesson.Checkpoint(tmp_path, state.collect, monitor="val_loss", mode=mode)
-    fitted(lesson, [lesson.Scripted(losses), keeper], batches(3), epochs=len(losses), state=state)
+    stopper = [lesson.EarlyStopping(mode=mode, patience=patience, min_delta=1.0)] if patience else []
+    keeper = lesson.Checkpoint(tmp_path, state.collect, 3, monitor="val_loss", mode=mode)
+    fitted(lesson, [lesson.Scripted(losses), *stopper, keeper], batches(3), epochs=len(losses), state=state)
     assert lesson.CheckpointFile(tmp_path / "best.ckpt").read()["position"]["step"] == 3 * best
 
 
@@ -362,8 +368,8 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints_and_all_older_ones
 def test_a_run_with_other_parts_or_a_log_that_was_cut_is_refused_and_harms_nothing(lesson, tmp_path):
     data = TensorDataset(torch.randn(60, 6), torch.arange(60) % 3)
 
-    def loader(size=5, **options):
-        return DataLoader(data, size, sampler=lesson.ResumableSampler(60, 1), **options)
+    def loader(size=5, seed=1, **options):
+        return DataLoader(data, size, sampler=lesson.ResumableSampler(60, seed), **options)
 
     used_folder(lesson, tmp_path, 10, loader())
     log = tmp_path / "log" / "steps.csv"
@@ -371,6 +377,7 @@ def test_a_run_with_other_parts_or_a_log_that_was_cut_is_refused_and_harms_nothi
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     cases = {
         "batch size": {"data": loader(6)},
+        "seed": {"data": loader(seed=2)},
         "optimizer: saved SGD, here AdamW": {"make": lambda model: torch.optim.AdamW(model.parameters())},
         "precision: saved fp32, here bf16": {"forward": lesson.Forward("cpu", "bf16")},
         "parts in a group": {"data": lesson.Groups(loader(), 2), "train_step": lesson.GroupStep()},
