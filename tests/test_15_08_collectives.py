@@ -4,8 +4,8 @@ What the notebook prints as a checked output isn't tested again: MiniDDP against
 parameters, the bytes that each kind of sharding holds.
 """
 
-import random
 import sys
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -34,39 +34,9 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 # ---------------------------------------------------------------- collectives
 
 
-def run_ring(cases):
-    """For each case: bytes sent, and whether the result equals dist.all_reduce's."""
-    found = []
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for count, dtype in cases:
-        x = torch.randint(-8, 9, (count,), generator=generator).to(dtype)  # exact in bfloat16, in any order
-        expected = x.clone()
-        steps = []
-        with recorded() as calls:
-            plain_ring(x, watch=lambda now, steps=steps: steps.append(1))
-        dist.all_reduce(expected)
-        sent = sum(call.size for call in calls if call.name == "send")
-        found.append((sent, torch.equal(x, expected) and len(steps) == 2 * (dist.get_world_size() - 1)))
-    return found
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_the_ring_equals_all_reduce_and_sends_what_the_formula_says(size):
-    dice = random.Random(size)
-    counts = [1, size - 1 or 1, size, size + 1, 1_000_000 - dice.randrange(8)]
-    counts += [int(10 ** dice.uniform(0, 5)) for _ in range(7)]
-    cases = [(count, dice.choice(DTYPES)) for count in counts]
-    by_rank = launch(run_ring, size, cases, backend="gloo", timeout=120)
-    for i, (count, dtype) in enumerate(cases):
-        assert all(found[i][1] for found in by_rank), f"N={size}, {count} x {dtype}"
-        sent = [found[i][0] for found in by_rank]
-        assert sum(sent) == 2 * (size - 1) * count * dtype.itemsize
-        if count % size == 0:
-            assert set(sent) == {2 * (size - 1) * count // size * dtype.itemsize}  # 2(N-1)/N · S, exactly
-
-
 def wrong_collectives():
-    """The names of those that differ from PyTorch's, on numbers whose sums are exact."""
+    """The names of those that differ from PyTorch's, on numbers whose sums are exact; what a ring sends for 32 bytes
+    a rank."""
     rank, size, found = dist.get_rank(), dist.get_world_size(), []
     for dtype in DTYPES:
         for shape in ((), (size,), (3, size, 2), (7,)):
@@ -89,12 +59,14 @@ def wrong_collectives():
             gathered = LESSON["flat_gather"](x, root)
             right = gathered is None if rank != root else torch.equal(torch.stack(gathered), torch.stack(everybody))
             found.append(("gather", right))
-    return sorted({name for name, right in found if not right})
+    with recorded() as calls:
+        plain_ring(torch.ones(8 * size))
+    return sorted({name for name, right in found if not right}), sum(c.size for c in calls if c.name == "send")
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_collectives_equal_pytorchs(size):
-    assert launch(wrong_collectives, size, backend="gloo", timeout=60) == [[]] * size
+def test_the_collectives_equal_pytorchs_and_the_ring_sends_what_the_formula_says(size):
+    assert launch(wrong_collectives, size, backend="gloo", timeout=60) == [([], 2 * (size - 1) * 32)] * size
 
 
 # ---------------------------------------------------------------- MiniDDP
@@ -140,24 +112,18 @@ def test_miniddp_says_what_was_forgotten(how, says):
 
 # ---------------------------------------------------------------- sharding
 
-MAKERS = {
-    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
-    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
-}
 
-
-def sharded(kind, make):
+def sharded(kind):
     """The losses of four steps; the replicas begin with rank 0's weights, only ZeRO-2 asks for that beforehand."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0 if kind == "ZeRO2" else rank)
-    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    model = net
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     if kind == "ZeRO3":
-        model = nn.Sequential(*(ShardedModule(m) if isinstance(m, nn.Linear) else m for m in net))
+        model = nn.Sequential(*(ShardedModule(m) if isinstance(m, nn.Linear) else m for m in model))
     elif kind != "ZeRO2":
-        model = MiniDDP(net)
-    params = list(model.parameters())
-    optimizer = LESSON[kind](params, make) if kind in ("ZeRO1", "ZeRO2") else make(params)
+        model = MiniDDP(model)
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = LESSON[kind](model.parameters(), make) if kind in ("ZeRO1", "ZeRO2") else make(model.parameters())
     losses = []
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
@@ -176,10 +142,10 @@ def sharded(kind, make):
 
 
 def all_kinds():
-    return {(kind, name): sharded(kind, MAKERS[name]) for kind in ("DDP", "ZeRO1", "ZeRO2", "ZeRO3") for name in MAKERS}
+    return {kind: sharded(kind) for kind in ("DDP", "ZeRO1", "ZeRO2", "ZeRO3")}
 
 
-def test_sharded_training_equals_unsharded_with_other_optimizers_and_an_odd_number_of_ranks():
+def test_sharded_training_equals_unsharded_with_another_optimizer_and_an_odd_number_of_ranks():
     for found in launch(all_kinds, 3, backend="gloo"):
-        for (kind, name), losses in found.items():
-            assert losses == pytest.approx(found["DDP", name], abs=1e-10), (kind, name)
+        for kind, losses in found.items():
+            assert losses == pytest.approx(found["DDP"], abs=1e-10), kind

@@ -7,7 +7,6 @@ import ast
 import gc
 import json
 import math
-import threading
 import warnings
 from types import SimpleNamespace
 
@@ -48,7 +47,7 @@ def lesson():
 
 
 @pytest.mark.parametrize(("dtype", "bad"), [(torch.float16, math.nan), (torch.bfloat16, -math.inf)])
-def test_the_first_bad_layer_in_forward_is_named(lesson, dtype, bad):
+def test_the_first_bad_layer_is_named_and_large_values_are_no_finding(lesson, dtype, bad):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh()).to(dtype)
     with torch.no_grad():
         model[2].weight[1, 2] = bad
@@ -56,29 +55,16 @@ def test_the_first_bad_layer_in_forward_is_named(lesson, dtype, bad):
     with lesson.first_bad_layer(model) as watch:
         model(torch.zeros(2, 3, dtype=dtype))
     assert watch.first() == ("2", "forward")
-
-
-def test_large_values_are_no_finding_and_hooks_are_removed(lesson):
-    model = nn.Sequential(nn.Identity(), nn.Identity())
+    model = nn.Sequential(nn.Identity())
     with lesson.first_bad_layer(model) as watch:
-        model[0](torch.full((1000,), 60000.0, dtype=torch.float16))
-        model[1](torch.full((2, 4), 1e300, dtype=torch.float64))  # beyond the range of float32
+        model(torch.full((1000,), 60000.0, dtype=torch.float16))
+        model(torch.full((2, 4), 1e300, dtype=torch.float64))  # beyond the range of float32
     assert watch.first() is None
     model = lesson.inherited().model
-    before = [len(m._forward_hooks) for m in model.modules()]
     with lesson.first_bad_layer(model) as watch:
         model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert watch.first() == ("enter.3", "backward")
-    assert [len(m._forward_hooks) for m in model.modules()] == before
-
-    class Nest(nn.Module):
-        def forward(self, x):
-            return {"a": (x, [x / 0]), "b": "text"}
-
-    model = Nest()
-    with lesson.first_bad_layer(model) as watch:
-        model(torch.ones(2))
-    assert watch.first() == ("", "forward")
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_verdicts_on_gradients_are_those_of_pytorch(lesson):
@@ -89,31 +75,17 @@ def test_verdicts_on_gradients_are_those_of_pytorch(lesson):
     backwards = (
         lambda ctx, g: g * torch.sigmoid(*ctx.saved_tensors) * 1.0005,
         lambda ctx, g: g * torch.sigmoid(*ctx.saved_tensors) * 1.005,
-        lambda ctx, g: None,
         lambda ctx, g: g * math.nan,
     )
     cases = [(lesson.with_backward(lesson.Softplus, backward), [a]) for backward in backwards]
-    cases += [(function, [a, b]) for function in (torch.mul, lambda a, b: (a @ b).exp(), lambda a, b: a.softmax(1) * b)]
+    cases += [(function, [a, b]) for function in (torch.mul, lambda a, b: a.softmax(1) * b)]
     cases.append((lambda t: t.cos().cumsum(0), [flipped]))
     verdicts = [lesson.numerical_gradcheck(*case).ok for case in cases]
     assert verdicts == [gradcheck(*case, raise_exception=False) for case in cases]
-    assert verdicts == [True, False, False, False, True, True, True, True]
-    assert all(lesson.projection_gradcheck(*case) < 1e-6 for case in cases[4:])
-
-
-def test_the_place_of_a_wrong_gradient_kinks_and_float32_are_named(lesson):
-    def spoil(ctx, grad):
-        right = grad * torch.sigmoid(*ctx.saved_tensors)
-        right[2] += grad[2]
-        return right
-
-    found = lesson.numerical_gradcheck(lesson.with_backward(lesson.Softplus, spoil), [lesson.leaf64(torch.randn, 4)])
-    assert not found.ok
-    assert (~found.close).nonzero().tolist() == [[2, 2]]
-    x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
-    assert [lesson.numerical_gradcheck(function, [x]).kinks for function in (torch.relu, torch.tanh)] == [1, 0]
+    assert verdicts == [True, False, False, True, True, True]
+    assert all(lesson.projection_gradcheck(*case) < 1e-6 for case in cases[3:])
     with pytest.raises(ValueError, match="float64"):
-        lesson.numerical_gradcheck(torch.tanh, [x.detach().float().requires_grad_()])
+        lesson.numerical_gradcheck(torch.tanh, [a.detach().float().requires_grad_()])
 
 
 def test_a_gradient_report_against_a_hand_count(lesson):
@@ -159,62 +131,6 @@ class Functional(nn.Module):
         return self.b(F.dropout(self.a(x.flatten(1)).relu(), 0.5, self.always or self.training))
 
 
-class Counting(nn.Linear):
-    """A buffer that forward binds anew."""
-
-    def __init__(self):
-        super().__init__(3072, 10)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls = self.calls + 1
-        return super().forward(x.flatten(1))
-
-
-def linear():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-
-
-def locked():
-    """A model that deepcopy can't copy."""
-    model = linear()
-    model.lock = threading.Lock()
-    return model
-
-
-def with_optimizer(one, make, *arguments, **options):
-    one.optimizer = make(one.model.parameters(), *arguments, **options)
-    return one
-
-
-def with_rates(lesson, make):
-    """A patient whose scheduler steps after each batch."""
-    one = lesson.make_patient()
-    scheduler = make(one.optimizer)
-
-    def step(*arguments):
-        value = lesson.plain_step(*arguments)
-        scheduler.step()
-        return value
-
-    one.step = step
-    return one
-
-
-def with_closure(lesson, clears):
-    def step(model, loss_fn, batch, optimizer):
-        def closure():
-            if clears:
-                optimizer.zero_grad()
-            loss = loss_fn(model(batch[0]), batch[1])
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure).item()
-
-    return with_optimizer(lesson.make_patient(step=step), torch.optim.LBFGS, lr=0.1, max_iter=3)
-
-
 def accumulating():
     """A step that updates every second time."""
     calls = []
@@ -231,29 +147,6 @@ def accumulating():
     return step
 
 
-def validating(lesson):
-    """A step with a validation that has a graph."""
-
-    def step(model, loss_fn, batch, optimizer):
-        value = lesson.plain_step(model, loss_fn, batch, optimizer)
-        model.eval()
-        model(batch[0])
-        model.train()
-        return value
-
-    return step
-
-
-def assigning(model, loss_fn, batch, optimizer):
-    """A step that assigns the gradients."""
-    loss = loss_fn(model(batch[0]), batch[1])
-    grads = torch.autograd.grad(loss, list(model.parameters()))
-    for parameter, grad in zip(model.parameters(), grads, strict=True):
-        parameter.grad = grad
-    optimizer.step()
-    return loss.item()
-
-
 def clearing_a_part(model, loss_fn, batch, optimizer):
     loss = loss_fn(model(batch[0]), batch[1])
     model.head.zero_grad()
@@ -262,42 +155,10 @@ def clearing_a_part(model, loss_fn, batch, optimizer):
     return loss.item()
 
 
-def halving(model, loss_fn, batch, optimizer):
-    """A step that changes the model's output in place, and clips."""
-    z = model(batch[0])
-    z /= 2.0
-    loss = loss_fn(z, batch[1])
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
-
-
-def keeping_outputs(lesson):
-    one, kept = lesson.make_patient(step=halving), []
-    one.model.register_forward_hook(lambda module, args, out: kept.append(out))
-    return one
-
-
-def sparse(lesson):
-    words = torch.randint(50, (420, 12))
-    model = nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, 4))
-    one = lesson.make_patient(model, batch=(words, words.sum(dim=1) % 4))
-    return with_optimizer(one, torch.optim.SGD, lr=0.1)
-
-
 def brightness(lesson):
     """Images, and their mean as a target."""
     images = lesson.x_train[:512]
     return images, images.mean(dim=(1, 2, 3)).unsqueeze(1)
-
-
-def in_float16(lesson):
-    x, y = lesson.make_patient().batch
-    loss_fn = lambda z, y: F.cross_entropy(z.double() if z.dtype == torch.float64 else z.float(), y)  # noqa: E731
-    one = lesson.make_patient(linear().half(), loss_fn, (x.half(), y))
-    return with_optimizer(one, torch.optim.SGD, lr=1e-3)
 
 
 def as_dictionary(lesson):
@@ -318,11 +179,6 @@ def broadcasting(z, y):
     return (F.softplus(z) - z * y).mean()
 
 
-def noisy(lesson):
-    dice = torch.Generator().manual_seed(0)
-    return lesson.Net(middle=lambda h: h.relu() + 0.01 * torch.rand(h.shape, generator=dice).to(h))
-
-
 def hidden_layers(lesson):
     layers = lesson.Layers()
     layers._mine = [nn.Linear(2, 2)]
@@ -336,7 +192,6 @@ def fixed(lesson, *names):
     return lesson.script_so_far()
 
 
-RATES = torch.optim.lr_scheduler
 WEIGHTS = torch.linspace(0.2, 3.0, 10)
 FIXES = ["use_safe_root", "register_blocks", "use_right_root", "leave_out_softmax", "back_to_training", "keep_no_graph"]
 # how a patient is made of the lesson, and what the doctor must say first
@@ -345,63 +200,34 @@ HEALTHY = {
     "accumulation on purpose": lambda t: t.make_patient(step=accumulating()),
     "weighted loss": lambda t: t.make_patient(loss_fn=lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS.to(z.dtype))),
     "functional dropout": lambda t: t.make_patient(Functional()),
-    "warm-up from 0": lambda t: with_rates(t, lambda o: RATES.LambdaLR(o, lambda n: min(n / 100, 1.0))),
-    "closure": lambda t: with_closure(t, clears=True),
-    "float16": in_float16,
     "a dictionary": as_dictionary,
     "ignored labels": lambda t: changed_batch(t, lambda x, y: y[::7].fill_(-100) is None),
     "pixel by pixel": lambda t: changed_batch(t, lambda x, y: (x, (x[:, 0] > 0).long()), nn.Conv2d(3, 2, 3, padding=1)),
-    "validation with a graph": lambda t: t.make_patient(step=validating(t)),
-    "assigned gradients": lambda t: t.make_patient(step=assigning),
-    "output changed in place": lambda t: t.make_patient(step=halving),
-    "sparse gradients": sparse,
     "mended script": lambda t: fixed(t, *FIXES),
 }
 SICK = {
     "NaN in the input": ("nan in inputs", lambda t: changed_batch(t, lambda x, y: x[3, 0].fill_(math.nan) is None)),
     "log of 0": ("nan in forward", lambda t: t.make_patient(t.Net(middle=lambda h: (h - h).log()))),
-    "does nothing": ("no update", lambda t: t.make_patient(step=lambda *_: 0.0)),
     "reshape": ("images mixed", lambda t: t.make_patient(t.Net(middle=lambda h: h.T.reshape(h.shape).relu()))),
-    "rate rises and falls": (
-        "learning rate collapses",
-        lambda t: with_rates(t, lambda o: RATES.LambdaLR(o, lambda n: 1.0 if 0 < n < 4 else 0.1)),
-    ),
-    "rate 0": ("no update", lambda t: with_rates(t, lambda o: RATES.LambdaLR(o, lambda n: 0.0))),
-    "closure that clears nothing": ("gradients pile up", lambda t: with_closure(t, clears=False)),
+    "does nothing": ("no update", lambda t: t.make_patient(step=lambda *_: 0.0)),
     "a part is cleared": ("gradients pile up", lambda t: t.make_patient(step=clearing_a_part)),
-    "outputs kept": ("graphs kept", keeping_outputs),
     "private list": ("not registered", hidden_layers),
     "clamped in place": ("batch written to", lambda t: t.make_patient(t.Net(enter=lambda x: x.clamp_(min=-1)))),
-    "two classes": (
-        "softmax twice",
-        lambda t: t.make_patient(
-            nn.Sequential(t.Net(2), nn.Softmax(1)), batch=(t.x_train[:512], t.is_animal[:512].long())
-        ),
-    ),
     "no logarithm": (
         "log softmax missing",
         lambda t: t.make_patient(nn.Sequential(t.Net(), nn.Softmax(1)), F.nll_loss),
     ),
     "own binary loss": ("loss broadcasts", lambda t: t.make_patient(t.Net(1), broadcasting, t.animals)),
     "a label too many": ("label out of range", lambda t: changed_batch(t, lambda x, y: y.add_(1) is None)),
-    "weights in float32": (
-        "wrong gradient",
-        lambda t: t.make_patient(t.Net(middle=t.scaled_data), nn.CrossEntropyLoss(weight=torch.ones(10))),
-    ),
-    "script": ("nan in backward", lambda t: fixed(t, "register_blocks", "leave_out_softmax")),
-    "script, safe root": ("wrong gradient", lambda t: fixed(t, *FIXES[:2], "leave_out_softmax")),
     **{
         f"script, {count} fixes": (name, lambda t, count=count: fixed(t, *FIXES[:count]))
         for count, name in enumerate(
-            ["not registered", "not registered", "softmax twice", "softmax twice", "trained in evaluation mode"]
+            [*["not registered"] * 2, *["softmax twice"] * 2, "trained in evaluation mode", "graphs kept"]
         )
     },
-    "script, 5 fixes": ("graphs kept", lambda t: fixed(t, *FIXES[:5])),
 }
 UNCHECKED = {
     "weights in float32": lambda t: t.make_patient(loss_fn=lambda z, y: F.cross_entropy(z, y, weight=torch.ones(10))),
-    "random numbers": lambda t: t.make_patient(noisy(t)),
-    "can't be copied": lambda t: t.make_patient(locked()),
     "dropout always on": lambda t: t.make_patient(Functional(always=True)),
 }
 
@@ -439,37 +265,26 @@ def test_the_evidence_says_where(lesson):
     assert all(p.isfinite().all() for p in one.model.parameters())  # as they were
 
 
-def test_the_gradient_of_the_plainest_net_is_right_for_many_starts(lesson):
-    for seed in range(25):
-        torch.manual_seed(seed)
-        found = lesson.examine(lesson.make_patient(), {"wrong gradient": lesson.wrong_gradient})
-        assert {suspect.name for suspect in found} <= {"not checked"}, seed
-
-
 def test_everything_is_put_back(lesson):
     one = lesson.make_patient()
     one.run(2)
     one.model.features.eval()
-    state = {n: t.clone() for n, t in one.model.state_dict().items()}
-    grads = {n: p.grad.clone() for n, p in one.model.named_parameters()}
-    modes = [m.training for m in one.model.modules()]
-    moments = [v["exp_avg"].clone() for v in one.optimizer.state.values()]
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.model.modules()]
-    batch = tuple(t.clone() for t in one.batch)
+
+    def everything():
+        """Weights and buffers, gradients, moments, the batch, modes and hooks."""
+        modules, parameters = list(one.model.modules()), list(one.model.parameters())
+        moments = [state["exp_avg"] for state in one.optimizer.state.values()]
+        tensors = [*one.model.state_dict().values(), *(p.grad for p in parameters), *moments, *one.batch]
+        hooks = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules]
+        return [tensor.tolist() for tensor in tensors], hooks
+
+    before = everything()
     torch.manual_seed(3)
     lesson.diagnose(one)
     after = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(3))
-    assert all(torch.equal(state[n], t) for n, t in one.model.state_dict().items())
-    assert all(torch.equal(grads[n], p.grad) for n, p in one.model.named_parameters())
-    assert modes == [m.training for m in one.model.modules()]
-    assert all(torch.equal(m, v["exp_avg"]) for m, v in zip(moments, one.optimizer.state.values(), strict=True))
-    assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in one.model.modules()]
-    assert all(torch.equal(a, b) for a, b in zip(batch, one.batch, strict=True))
-    counting = lesson.make_patient(Counting())
-    lesson.diagnose(counting)
-    assert counting.model.calls == 0
+    assert everything() == before
     writing = lesson.make_patient(lesson.Net(enter=lambda x: x.clamp_(min=-1)))
     images = writing.batch[0].clone()
     lesson.diagnose(writing)
@@ -491,28 +306,24 @@ def test_an_answer_that_asks_the_doctor_gets_one_with_all_checks(lesson):
 
 def test_leaks_are_found_and_health_is_silent(lesson):
     x, y = lesson.x_train[:16], lesson.y_train[:16]
-    grows = {}
-    for kind in ("trained_losses", "validation_losses", "hook_closures", "errors", "caches", "cycles"):
+    one, leaky, grows = lesson.make_patient(), lesson.OtherLeaks(), {}
+    kinds = ("validation_losses", "hook_closures", "errors", "caches", "cycles")
+    steps = {kind: getattr(leaky, kind) for kind in kinds}
+    steps["none"] = lambda x, y: lesson.plain_step(one.model, one.loss_fn, (x, y), one.optimizer)
+    for kind, step in steps.items():
         gc.collect()
         gc.disable()
         try:
-            leaky = lesson.OtherLeaks()
             with lesson.LeakMonitor() as monitor:
                 for _ in range(6):
-                    getattr(leaky, kind)(x.clone(), y)
+                    step(x.clone(), y)
                     monitor.mark()
         finally:
             gc.enable()
         grows[kind] = sum(monitor.growing().values())
-    assert 0 < grows.pop("trained_losses") < 100
-    assert all(growth > 100 for growth in grows.values()), grows
     lesson.OtherLeaks.caches.cache_clear()
-    one = lesson.make_patient()
-    with lesson.LeakMonitor() as monitor:
-        for _ in range(6):
-            lesson.plain_step(one.model, one.loss_fn, (x, y), one.optimizer)
-            monitor.mark()
-    assert monitor.growing() == {}
+    assert grows.pop("none") == 0
+    assert all(growth > 100 for growth in grows.values()), grows
 
 
 def test_bytes_are_counted_once_whatever_makes_the_tensor_and_forgotten(lesson):
@@ -520,10 +331,7 @@ def test_bytes_are_counted_once_whatever_makes_the_tensor_and_forgotten(lesson):
     with lesson.LeakMonitor() as monitor:
         kept = [torch.zeros(100)]
         kept.append(kept[0].view(10, 10))  # the same memory
-        kept += [torch.tensor([1.0] * 100), torch.as_tensor([1.0] * 10), old.new_tensor([1.0] * 10)]
-        kept += [old[:5], old.detach(), torch.as_tensor(old), torch.zeros(0).set_(old)]
+        kept += [torch.tensor([1.0] * 100), old.new_tensor([1.0] * 20), old[:5], torch.as_tensor(old)]
         assert monitor.mark() == 880
         kept.clear()
         assert monitor.mark() == 0
-    torch.ones(3)  # outside
-    assert monitor.mark() == 0

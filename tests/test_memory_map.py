@@ -3,10 +3,8 @@
 import random
 
 import matplotlib.pyplot as plt
-import pytest
 
 from shared.lessons.topic_15_07.memory_map import MIB, at_peak, draw_map, memory_map
-from shared.lessons.topic_15_07.simulated_gpu import SimulatedDriver, pretty_bytes
 
 
 def event(action, addr, size=0, **more):
@@ -47,9 +45,6 @@ def test_a_history_by_hand_is_laid_out_and_drawn():
     assert (texts["a"], texts["b"], texts["c"][0]) == ((2.5, 3.5), (5.0, 256 / MIB), 6.0)
     named = [text.get_text() for text in ax.get_legend().get_texts()]
     assert named == ["parameter", "batch", "block", "reserved, free"]
-    draw_map(ax, memory_map([]), "nothing")
-    many = [HISTORY[0], *(event("alloc", BIG + k * 512, 512) for k in range(300))]
-    draw_map(ax, memory_map(many), "many", legend=False)
     plt.close(figure)
 
 
@@ -70,11 +65,10 @@ def test_what_was_there_before_is_drawn_from_the_start_and_counts():
     assert at_peak(memory_map([event("free_completed", BIG)], before)) == (0, {"there before": 4 * MIB})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
+def test_rectangles_never_overlap_although_addresses_are_used_again():
     """Segments come and go at the same addresses, with other sizes."""
-    dice, trace, open_ = random.Random(seed), [], {}
-    for _ in range(300):
+    dice, trace, open_ = random.Random(0), [], {}
+    for _ in range(400):
         address = dice.randrange(6) * 64 * MIB
         if address in open_:
             trace += [event("free_completed", block) for block in open_.pop(address)]
@@ -98,18 +92,3 @@ def test_rectangles_never_overlap_although_addresses_are_used_again(seed):
             and block.death <= home.death
             for home in found.segments
         )
-
-
-def test_the_driver_counts_what_is_handed_out():
-    driver = SimulatedDriver(capacity=10 * MIB)
-    first, second = driver.malloc(4 * MIB), driver.malloc(6 * MIB)
-    assert second - first == 4 * MIB
-    assert driver.malloc(1) is None
-    driver.free(first)
-    assert (driver.used, driver.calls) == (6 * MIB, 2)
-    assert driver.malloc(1) not in (first, second)
-
-
-def test_bytes_are_written_as_pytorch_does():
-    sizes = (0, 1023, 1024, 1023 * MIB, 1024 * MIB)
-    assert [pretty_bytes(size) for size in sizes] == ["0 bytes", "1023 bytes", "1.00 KiB", "1023.00 MiB", "1.00 GiB"]

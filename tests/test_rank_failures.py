@@ -9,24 +9,19 @@ ALL_REDUCE = (f"{torch.__path__[0]}/distributed/distributed_c10d.py", 1, "all_re
 MINE = ("/home/me/work.py", 7, "step")
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (ValueError(), "raised", "raised ValueError"),
-        (SystemExit(3), "died", "left by sys.exit(3)"),
-        (RuntimeError("the request timed out"), "raised", "raised RuntimeError: the request timed out"),
-        (ConnectionError("Connection closed by peer"), "raised", None),  # the user's own connection
-        (RuntimeError("[rank0]:[E1121 21:52:45.53 Gloo.cpp:69] no"), "raised", "raised RuntimeError: Gloo.cpp: no"),
-    ],
-)
-def test_exceptions_are_told_apart(error, kind, text):
-    with pytest.raises(type(error)) as caught:
-        raise error
-    failure = describe(caught.value)
-    assert failure.kind == kind
-    assert text is None or failure.text == text
-    assert failure.error is error
-    assert error.__traceback__ is None, "frames would keep tensors alive"
+def test_exceptions_are_told_apart():
+    cases = {
+        SystemExit(3): ("died", "left by sys.exit(3)"),
+        RuntimeError("the request timed out"): ("raised", "raised RuntimeError: the request timed out"),
+        ConnectionError("closed by peer"): ("raised", "raised ConnectionError: closed by peer"),  # the user's own
+        RuntimeError("[rank0]:[E1121 21:52:45.53 Gloo.cpp:69] no"): ("raised", "raised RuntimeError: Gloo.cpp: no"),
+    }
+    for error, wanted in cases.items():
+        with pytest.raises(type(error)) as caught:
+            raise error
+        failure = describe(caught.value)
+        assert (failure.kind, failure.text) == wanted
+        assert error.__traceback__ is None, "frames would keep tensors alive"
 
 
 def test_witnesses_are_not_blamed():
