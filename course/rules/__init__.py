@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -46,14 +44,26 @@ class Cell:
 
     def __init__(self, node: NotebookNode) -> None:
         self.id = node.id
-        self.is_code = node.cell_type == "code"
         self.source = node.source
         self.metadata = node.metadata
         self.tags = node.metadata.get("tags", [])
         self.outputs = node.get("outputs", [])
         self.execution_count = node.get("execution_count")
+        self.is_code = node.cell_type == "code"
+        self.blocks: list[Token] = [] if self.is_code else _PARSER.parse(self.source)
+        pairs = zip(self.blocks, self.blocks[1:], strict=False)
+        # (level, text) of each
+        self.headings = [(int(one.tag[1]), inner.content) for one, inner in pairs if one.type == "heading_open"]
+        self.prose = "" if self.is_code else self._prose()
+        # (kind, what is stored about it) of each picture below the cell
+        self.figures: list[tuple[str, dict]] = [
+            (kind, output["metadata"].get(kind, {}))
+            for output in self.outputs
+            for kind in output.get("data", {})
+            if kind.startswith("image/")
+        ]
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
         """The parsed code; empty for Markdown, and where it isn't Python (the rule "syntax" says so)."""
         try:
@@ -61,82 +71,30 @@ class Cell:
         except SyntaxError:
             return ast.parse("")
 
-    @cached_property
-    def blocks(self) -> list[Token]:
-        """A Markdown cell, parsed."""
-        return _PARSER.parse("" if self.is_code else self.source)
-
-    @cached_property
-    def headings(self) -> list[tuple[int, str]]:
-        """(level, text) of each heading."""
-        pairs = zip(self.blocks, self.blocks[1:], strict=False)
-        return [(int(block.tag[1]), inner.content) for block, inner in pairs if block.type == "heading_open"]
-
-    @cached_property
-    def prose(self) -> str:
+    def _prose(self) -> str:
         """The Markdown without its code."""
-        lines = [] if self.is_code else self.source.split("\n")
+        lines = self.source.split("\n")
         for block in self.blocks:
             if block.type in ("fence", "code_block") and block.map:
                 first, end = block.map
                 lines[first:end] = [""] * (end - first)
         return re.sub(r"(`+).+?\1", "", "\n".join(lines))
 
-    @cached_property
-    def texts(self) -> list[str]:
-        """The outputs that are text: streams, text/plain, text/html, SVG."""
-        texts = []
-        for output in self.outputs:
-            data = output.get("data", {})
-            texts += [output.get("text", "")]
-            texts += [data[kind] for kind in data if kind.startswith("text/") or kind == "image/svg+xml"]
-        return [text for text in texts if text.strip()]
 
-    @property
-    def figures(self) -> list[tuple[str, dict]]:
-        """(kind, what is stored about it) of each picture below the cell."""
-        return [
-            (kind, output["metadata"].get(kind, {}))
-            for output in self.outputs
-            for kind in output.get("data", {})
-            if kind.startswith("image/")
-        ]
-
-
-@dataclass
 class Notebook:
     """A notebook together with what the syllabus says about it."""
 
-    path: Path
-    document: NotebookNode
-    topic: Topic
-    module: Module
-
-    @cached_property
-    def cells(self) -> list[Cell]:
-        return [Cell(node) for node in self.document.cells]
-
-    @cached_property
-    def by_id(self) -> dict[str, Cell]:
-        return {cell.id: cell for cell in self.cells}
-
-    @property
-    def code(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.is_code]
-
-    @property
-    def markdown(self) -> list[Cell]:
-        return [cell for cell in self.cells if not cell.is_code]
-
-    @cached_property
-    def exercises(self) -> dict[str, dict[str, Cell]]:
-        """Slug → {"task": cell, "answer": cell, "check": cell}, as far as they exist, in the order of the notebook."""
-        found: dict[str, dict[str, Cell]] = {}
+    def __init__(self, path: Path, document: NotebookNode, topic: Topic, module: Module) -> None:
+        self.path, self.document, self.topic, self.module = path, document, topic, module
+        self.cells = [Cell(node) for node in document.cells]
+        self.by_id = {cell.id: cell for cell in self.cells}
+        self.code = [cell for cell in self.cells if cell.is_code]
+        self.markdown = [cell for cell in self.cells if not cell.is_code]
+        # slug → {"task": cell, "answer": cell, "check": cell}, as far as they exist, in the order of the notebook
+        self.exercises: dict[str, dict[str, Cell]] = {}
         for cell in self.cells:
-            match = re.fullmatch(r"ex-(.+?)(?:-(task|check))?", cell.id)
-            if match:
-                found.setdefault(match[1], {})[match[2] or "answer"] = cell
-        return found
+            if match := re.fullmatch(r"ex-(.+?)(?:-(task|check))?", cell.id):
+                self.exercises.setdefault(match[1], {})[match[2] or "answer"] = cell
 
     def section(self, heading: str) -> str:
         """The prose from this H2 heading to the next."""

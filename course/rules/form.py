@@ -140,7 +140,10 @@ def references(notebook: Notebook) -> Iterator[Complaint]:
 @rule("paths")
 def paths(notebook: Notebook) -> Iterator[Complaint]:
     for cell in notebook.cells:
-        if found := _MACHINE_PATH.search("\n".join([cell.source, *cell.texts])):
+        shown = [cell.source, *(output.get("text", "") for output in cell.outputs)]
+        for data in [output.get("data", {}) for output in cell.outputs]:
+            shown += [data[kind] for kind in data if kind.startswith("text/") or kind == "image/svg+xml"]
+        if found := _MACHINE_PATH.search("\n".join(shown)):
             yield cell.id, f"has the path {found[0]!r} of one machine in its source or output; use a relative one"
 
 
