@@ -78,19 +78,20 @@ def main(args: argparse.Namespace) -> int:
             failed = True
     grading.prepare({topic for topic, _ in work})
     for topic, task in work:
+        print(f"{task.number} ({task.cell}): ", end="", flush=True)  # what comes may take minutes
         try:
             record, note = up_to_date(topic, task, args)
         except TargetError as error:
-            print(f"{task.number}: {error}")
+            print(error)
             failed = True
             continue
         caught, explained = record.mutants - len(record.survivors), len(record.survivors) - len(record.unexplained)
-        counts = f"{record.mutants} mutants, {caught} caught, {explained} explained, {len(record.unexplained)} not"
-        print(f"{task.number} ({task.cell}): {counts}{note}", flush=True)
+        unexplained = f"{len(record.unexplained)} not"
+        print(f"{record.mutants} mutants, {caught} caught, {explained} explained, {unexplained}{note}")
         for survivor in record.unexplained:
             print(f"  line {survivor['line']}: the check accepts", *survivor["change"], sep="\n      ")
         if record.unexplained:
-            print(f"Make the check stricter, or write a reason into {kept_file(topic)}.", flush=True)
+            print(f"Make the check stricter, or write a reason into {kept_file(topic)}.")
             failed = True
     return int(failed)
 
@@ -127,7 +128,7 @@ def run(topic: str, task: Task) -> Record:
     start = time.monotonic()
     reference = graded(answer, seconds=600)
     if reference.status != grading.PASSED:
-        raise TargetError(f"cell '{task.cell}': its own answer: {reference.status}: {reference.reason}")
+        raise TargetError(f"its own answer: {reference.status}: {reference.reason}")
     limit = max(LEAST_SECONDS, TIMES_REFERENCE * (time.monotonic() - start))
     changed = mutants.mutants(answer)
     with ThreadPoolExecutor(WORKERS) as pool:  # threads only wait for processes

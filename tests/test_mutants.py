@@ -204,7 +204,7 @@ def test_results_are_kept_with_their_reasons_until_something_changes(command, mo
     assert (status, "3 mutants, 3 caught, 0 explained, 0 not" in said) == (0, True)
     before = mutate.kept_file("15-01").read_bytes()
     for changes, message in (
-        ({"lesson": "FACTOR = 3"}, "cell 'ex-double': its own answer: failed"),
+        ({"lesson": "FACTOR = 3"}, "(ex-double): its own answer: failed"),
         ({"lesson": "FACTOR = 1 / 0"}, "ZeroDivisionError"),
         ({"ex_double_check": "double(2)"}, "call check.NAME"),
         ({"ex_double": "def double(:"}, "can't be read: SyntaxError"),
