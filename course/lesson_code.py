@@ -60,13 +60,11 @@ def exercises(path: Path) -> tuple[dict[str, str], list[Answer]]:
 
 def _check_call(tree: ast.Module | None, where: str) -> tuple[str, str]:
     """The check and its argument, as expressions, from a check cell such as `swish = check.swish(Swish).apply`."""
-    if tree is None:
-        raise TargetError(f"{where} has no check cell (its id must be the answer's with '-check')")
-    for node in ast.walk(tree):
+    for node in ast.walk(tree or ast.Module()):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name)) as check, args=[argument]) if name == CHECK:
                 return ast.unparse(check), ast.unparse(argument)
-    raise TargetError(f"{where}: its check cell has no call {CHECK}.NAME(answer)")
+    raise TargetError(f"{where} needs a check cell, '…-check', with a call {CHECK}.NAME(answer)")
 
 
 def answers(
@@ -77,14 +75,12 @@ def answers(
     `edit` is applied to each answer cell's source first: course.exercise_form.student_source makes the stubs.
     `given` are names that answers use and the lesson defines.
     """
-    path = _path(number)
-    code, found = exercises(path)
+    code, found = exercises(_path(number))
+    edited = {answer.cell: edit(answer.source) for answer in found}
     namespace = fresh_namespace(given)
     for cell, source in code.items():
-        if cell in {answer.cell for answer in found}:
-            run_source(edit(source), f"{path.name}#{cell}", namespace)
-        elif cell == "setup":
-            run_source(source, f"{path.name}#{cell}", namespace)
+        if cell in ("setup", *edited):
+            run_source(edited.get(cell, source), f"{number}#{cell}", namespace)
     return _own(namespace)
 
 
@@ -93,14 +89,13 @@ def definitions(number: str, *cells: str) -> dict[str, Any]:
 
     KeyError if there is no such cell.
     """
-    path = _path(number)
-    code, _ = exercises(path)
+    code, _ = exercises(_path(number))
     if missing := sorted(set(cells) - code.keys()):
-        raise KeyError(f"{path.name} has no code cell {', '.join(missing)}")
+        raise KeyError(f"{number} has no code cell {', '.join(missing)}")
     namespace = fresh_namespace()
     for cell, source in code.items():
         if cell in ("setup", *cells):
-            run_source(source, f"{path.name}#{cell}", namespace)
+            run_source(source, f"{number}#{cell}", namespace)
     return namespace
 
 

@@ -9,16 +9,33 @@ import argparse
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
 
 from course import instructor_guide, module_readme
 from course.environment import ROOT
+from course.execution import NotebookError, read_notebook
 from course.files import write_whole
-from course.rules import NOT_FOR_DRAFTS, Finding, lint_notebook
+from course.rules import NOT_FOR_DRAFTS, RULES, Notebook, first_line
 from course.selection import SelectionError, select
-from course.syllabus import TEMPLATES, Syllabus, SyllabusError, Topic, load
+from course.syllabus import TEMPLATES, Module, Syllabus, SyllabusError, Topic, load
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong: where (file, cell id or "-"), which rule, and what to do."""
+
+    file: str
+    cell: str
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(self)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,20 +54,19 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0 when nothing is wrong, 1 for a finding, 2 for wrong usage."""
     try:
         syllabus = load()
-        selected = select(args.notebooks, syllabus)
+        paths = [selected.path for selected in select(args.notebooks, syllabus)]
     except (SyllabusError, SelectionError) as error:
         print(f"lint: {error}", file=sys.stderr)
         return 2
     if args.write_readme:
         write_readme(syllabus)
-    paths = [notebook.path for notebook in selected]
     findings = lint_files(paths, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
     for finding in findings:
         print(str(finding).removeprefix(f"{ROOT}{os.sep}"))
     for topic in syllabus.topics.values():
         if topic.is_draft and topic.path in paths and topic.path.is_file():
             print(f"note: {topic.number} is a draft, so not held against {', '.join(sorted(NOT_FOR_DRAFTS))}")
-    print(f"lint: findings: {len(findings)}" if findings else "lint: nothing to complain about")
+    print(f"lint: findings: {len(findings)}" if findings else "lint: nothing to complain about", flush=True)
     clean_code = run_ruff(ROOT) if args.ruff else True
     return 0 if not findings and clean_code else 1
 
@@ -58,10 +74,8 @@ def main(args: argparse.Namespace) -> int:
 def lint_repository(root: Path, syllabus: Syllabus) -> list[Finding]:
     """Everything: all notebooks in the module's folder, both templates, the module's pages."""
     notebooks = sorted(syllabus.path.parent.glob("*.ipynb"))
-    return [
-        *lint_files([*notebooks, *(root / "templates" / name for name in TEMPLATES)], syllabus),
-        *lint_readme(syllabus),
-    ]
+    templates = [root / "templates" / name for name in TEMPLATES]
+    return [*lint_files([*notebooks, *templates], syllabus), *lint_readme(syllabus)]
 
 
 def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
@@ -84,6 +98,26 @@ def template_topic(path: Path) -> Topic:
     nothing = {"key_content": "", "description": "", "budget_seconds": 0, "status": "draft"}
     needs = ("{{prerequisites}}",)
     return Topic(file=path.name, path=path.resolve(), template=path.name, prerequisites=needs, **texts, **nothing)
+
+
+def lint_notebook(path: Path, topic: Topic, module: Module) -> list[Finding]:
+    """Hold one notebook file against its topic. Never raises for what is in the file."""
+    try:
+        with warnings.catch_warnings():
+            for repaired in (DuplicateCellId, MissingIDFieldWarning):  # with ids of its own, by nbformat
+                warnings.simplefilter("error", repaired)
+            document, _ = read_notebook(path)
+    except (NotebookError, DuplicateCellId, MissingIDFieldWarning) as error:
+        return [Finding(str(path), "-", "nbformat", first_line(str(error), 200))]
+    notebook = Notebook(path, document, topic, module)
+    findings = [
+        Finding(str(path), cell, name, message)
+        for name, check in RULES.items()
+        if not (topic.is_draft and name in NOT_FOR_DRAFTS)
+        for cell, message in check(notebook)
+    ]
+    places = {cell.id: place for place, cell in enumerate(notebook.cells)}
+    return sorted(findings, key=lambda finding: places.get(finding.cell, -1))
 
 
 def lint_readme(syllabus: Syllabus) -> list[Finding]:
@@ -124,7 +158,6 @@ def _pages(syllabus: Syllabus) -> list[tuple[Path, Callable[[], str]]]:
 
 def run_ruff(root: Path) -> bool:
     """Run `ruff check` and `ruff format --check` on the repository; True if both are content."""
-    sys.stdout.flush()  # ruff writes for itself
     statuses = [
         subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=root, timeout=120, check=False).returncode
         for command in (["check"], ["format", "--check"])

@@ -11,13 +11,14 @@ from course import lint, module_readme
 from course.environment import ROOT
 from course.exercise_form import MarkerError, answer_metadata, check_metadata, student_source
 from course.guard import GUARD
-from course.rules import RULES, lint_notebook
+from course.lint import lint_notebook
+from course.rules import RULES
 from course.rules.outputs import current_palette
 from course.syllabus import load
 
 SYLLABUS = load()
 LOSSES = changed(SYLLABUS.topics["15-04"], status="finished")  # it has cross-references to name
-CAPSTONE = changed(SYLLABUS.topics["15-10"], status="finished")
+CAPSTONE = SYLLABUS.topics["15-10"]
 FOLD = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -74,17 +75,6 @@ def notebook(topic):
         code("verified", 'print("max error 0.0")', said("max error 0.0\n"), tags=["nbval-check-output"]),
         *(cell for place in range(1, 5) for cell in exercise(topic.number, "abcd"[place - 1] * 3, place)),
     ]
-    if topic is CAPSTONE:
-        sections = [
-            markdown("brief", "## The brief\n\n1. It trains."),
-            markdown("architecture", "## Architecture"),
-            markdown("milestones", "## Milestones"),
-            *teaching,
-            markdown("integration-test", "## Integration test"),
-            markdown("evaluation", "## Evaluation"),
-        ]
-    else:
-        sections = [markdown("losses", "## 1. Losses"), *teaching, markdown("averages", "## 2. Averages")]
     question = "{}. What does this print?\n\n<details><summary>Answer</summary>\n\nOne.\n\n</details>\n\n"
     cells = [
         markdown("title", f"# {topic.number}: {topic.title}\n\nWhich loss is wrong, and how would you know?"),
@@ -95,7 +85,9 @@ def notebook(topic):
         code("setup", "import matplotlib.pyplot as plt\n\nfrom shared import get_device, load_cifar10"),
         code("device", "device = get_device()", said("cpu")),
         code("data", "train = load_cifar10()\nlen(train)", said("6000")),
-        *sections,
+        markdown("losses", "## 1. Losses"),
+        *teaching,
+        markdown("averages", "## 2. Averages"),
         markdown("self-assessment", "## Self-assessment\n\n" + "".join(question.format(n) for n in range(1, 6))),
         markdown("takeaways", "## Key takeaways\n\n- one"),
         markdown("next", "## Where this goes next\n\nOn."),
@@ -158,28 +150,15 @@ def remove(*ids):
     return damage
 
 
-def move(id_, after):
-    def damage(document):
-        cell = cell_of(document, id_)
-        document["cells"].remove(cell)
-        document["cells"].insert(document["cells"].index(cell_of(document, after)) + 1, cell)
-        executed(document)
-
-    return damage
-
-
 def optional(source):
     return change("step", source=source, metadata={"tags": ["optional"]})
 
 
 BEGIN = "    ### BEGIN SOLUTION"
-NO_IMPORT = "try:\n    import onnx\nexcept ImportError:\n    print('no onnx')"
 ERROR = {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []}
 HINT = "<details><summary>Hint 1: which operation</summary>\n\nDivide.\n\n</details>"
 
 DAMAGE = [  # the rule that must speak up, what is done, the cell that must be named
-    ("nbformat", lambda nb: nb.update(nbformat_minor=4), "-"),
-    ("nbformat", lambda nb: cell_of(nb, "idea").pop("source"), "-"),
     ("nbformat", lambda nb: cell_of(nb, "setup-heading").pop("id"), "-"),
     ("nbformat", change("averages", id="idea"), "-"),
     ("size", change("figure-4", outputs=[figure(), said("x" * 3_000_000)]), "-"),
@@ -187,70 +166,54 @@ DAMAGE = [  # the rule that must speak up, what is done, the cell that must be n
     ("metadata", lambda nb: nb["metadata"].update(widgets={}), "-"),
     ("metadata", meta("step", execution={"iopub.execute_input": "2026"}), "step"),
     ("metadata", meta("step", tags=["raises-exception"]), "step"),
-    ("metadata", meta("idea", tags=["nbval-check-ouput"]), "idea"),
     ("cell-ids", change("step", id="9f3b2a1c"), "9f3b2a1c"),
     ("cell-ids", change("step", id="123e4567-e89b-12d3-a456-426614174000"), "123e4567-e89b-12d3-a456-426614174000"),
     ("cell-ids", change("step", id="Step_4"), "Step_4"),
     ("cell-ids", change("data", id="dataset"), "-"),
-    ("cell-ids", remove("course"), "-"),
-    ("cell-ids", move("data", "setup-heading"), "data"),
     ("title", replace("title", "Custom Loss", "Own Loss"), "title"),
-    ("title", replace("title", "15-04", "15-05"), "title"),
     ("title", append("takeaways", "\n\n# Another title"), "takeaways"),
-    ("glance", replace("glance", "Custom Loss", "Own Loss"), "glance"),
     ("glance", replace("glance", "~8 min", "~18 min"), "glance"),
     ("glance", replace("glance", "5-04, 5-07", "15-04, 5-07"), "glance"),
     ("glance", replace("glance", "**Related**", "**Needs**"), "glance"),
     ("glance", replace("glance", f"**Teaches** | {LOSSES.owns}", "**Teaches** | "), "glance"),
     ("headings", append("takeaways", "\n\n## Epilogue"), "takeaways"),
     ("headings", replace("averages", "2. ", "3. "), "averages"),
-    ("headings", replace("averages", "2. ", ""), "averages"),
     ("headings", append("references", "\n\n## Setup"), "references"),
-    ("headings", append("averages", "\n\n## Appendix: more"), "averages"),
-    ("headings", append("idea", "\n\n## Milestones"), "idea"),
-    ("objectives", replace("objectives", "- explain", "and explain"), "objectives"),
-    ("objectives", append("objectives", "\n- e\n- f\n- g"), "objectives"),
-    ("self-assessment", replace("self-assessment", "5. What", "What"), "self-assessment"),
-    ("self-assessment", append("self-assessment", "6. And now?\n\nTwo."), "self-assessment"),
+    ("counts", replace("objectives", "- explain", "and explain"), "objectives"),
+    ("counts", append("objectives", "\n- e\n- f\n- g"), "objectives"),
+    ("counts", replace("self-assessment", "5. What", "What"), "self-assessment"),
+    ("counts", append("self-assessment", "6. And now?\n\nTwo."), "self-assessment"),
     ("folds", append("idea", "\n\n<details><summary>More</summary>\n\nText."), "idea"),
     ("folds", replace("ex-bbb-task", "</summary>\n\n", "</summary>\n"), "ex-bbb-task"),
     ("references", replace("glance", "9-06", "9-07"), "-"),
     ("paths", change("step", source='open("/home/ann/data")'), "step"),
-    ("paths", append("next", "\n\nSee `/tmp/run`."), "next"),
     ("paths", change("step", outputs=[said("C:\\Users\\ann\\x")]), "step"),
     ("paths", change("step", outputs=[said("/opt/x/site-packages/torch/nn.py:3")]), "step"),
     ("links", append("next", "\n\n[15-09](15-09_debugging_pytorch_models.ipynb)"), "next"),
     ("links", append("idea", "\n\n![a drawing](images/none.png)"), "idea"),
     ("placeholders", append("idea", "\n\n> **What belongs here.** The idea."), "idea"),
     ("placeholders", append("idea", "\n\nAbout {{title}}."), "idea"),
-    ("placeholders", append("idea", " TODO: say why."), "idea"),
     ("placeholders", append("step", "  # TODO: more"), "step"),
     ("syntax", change("step", source="draw(1)\nx = (2"), "step"),
     ("syntax", change("step", source="%%bash\nls"), "step"),
-    ("syntax", change("step", source="!pip install torch"), "step"),
     ("imports", change("step", source="def f():\n    from torch import nn"), "step"),
     ("imports", append("setup", "\nimport pandas as pd"), "setup"),
     ("imports", optional("import onnx"), "step"),
     ("guard", append("course", "\nimport time"), "course"),
-    ("line-length", change("step", source=f"print({'1' * 94})"), "step"),
     ("folding", meta("step", jupyter=FOLD["jupyter"]), "step"),
     ("folding", meta("step", tags=FOLD["tags"]), "step"),
-    ("figures", change("figure-3", outputs=[]), "-"),
+    ("counts", change("figure-3", outputs=[]), "-"),
     ("executed", change("step", execution_count=None), "step"),
     ("executed", change("step", execution_count=90), "step"),
     ("outputs", change("step", outputs=[ERROR]), "step"),
     ("outputs", change("step", outputs=[said("UserWarning: x", "stderr")]), "step"),
-    ("checked-output", change("verified", outputs=[]), "verified"),
     ("alt", change("step", outputs=[figure(width=1)]), "step"),
-    ("alt", change("step", outputs=[figure(alt=" ", palette=current_palette())]), "step"),
     ("alt", change("step", outputs=[figure("image/svg+xml", width=1)]), "step"),
     ("palette", change("step", outputs=[figure(alt="A line.", palette="0")]), "step"),
     ("exercise-cells", remove("ex-ddd-check"), "ex-ddd-task"),
-    ("exercise-cells", move("verified", "ex-bbb"), "ex-bbb-task"),
+    ("exercise-cells", lambda nb: nb["cells"].insert(19, markdown("between", "")), "ex-aaa-task"),
     ("exercise-headings", replace("ex-bbb-task", "—", "-"), "ex-bbb-task"),
-    ("exercise-headings", replace("ex-bbb-task", ", 15 minutes", ""), "ex-bbb-task"),
     ("exercise-headings", replace("ex-bbb-task", "15 min", "9 min"), "ex-bbb-task"),
-    ("exercise-headings", replace("ex-bbb-task", "15 min", "61 min"), "ex-bbb-task"),
     ("exercise-headings", replace("ex-bbb-task", "15-04.2", "15-04.3"), "ex-bbb-task"),
     ("exercise-headings", replace("ex-bbb-task", "25 points", "20 points"), "ex-bbb-task"),
     ("exercise-hints", replace("ex-bbb-task", HINT, ""), "ex-bbb-task"),
@@ -258,17 +221,11 @@ DAMAGE = [  # the rule that must speak up, what is done, the cell that must be n
     ("exercise-hints", replace("ex-bbb-task", ": which operation", ""), "ex-bbb-task"),
     ("exercise-metadata", lambda nb: cell_of(nb, "ex-bbb-check")["metadata"]["nbgrader"].pop("points"), "ex-bbb-check"),
     ("exercise-metadata", lambda nb: cell_of(nb, "ex-bbb")["metadata"]["nbgrader"].update(grade_id="ex-ccc"), "ex-bbb"),
-    (
-        "exercise-metadata",
-        lambda nb: cell_of(nb, "ex-bbb-check")["metadata"]["nbgrader"].update(locked=False),
-        "ex-bbb-check",
-    ),
     ("exercise-metadata", meta("step", nbgrader={"grade": True}), "step"),
-    ("student-edition", replace("ex-aaa", BEGIN, ""), "-"),
     ("student-edition", replace("ex-aaa", BEGIN, "    # BEGIN SOLUTION"), "-"),
     ("student-edition", replace("ex-aaa", '    """Half of x."""\n', ""), "ex-aaa"),
     ("student-edition", append("step", "\n### BEGIN SOLUTION\n### END SOLUTION"), "-"),
-    ("exercise-count", remove("ex-ddd-task", "ex-ddd", "ex-ddd-check"), "-"),
+    ("counts", remove("ex-ddd-task", "ex-ddd", "ex-ddd-check"), "-"),
 ]
 
 
@@ -293,46 +250,37 @@ def test_a_finished_topic_needs_checks_and_tests(tmp_path):
     assert (finding.rule, "needs tests/test_checks_15_04.py" in finding.message) == ("exercise-tests", True)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"nbformat": 4}', '{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}'])
+@pytest.mark.parametrize("content", ["", '{"nbformat": 4, "nbformat_minor": 5, "cells": [3]}'])
 def test_a_file_that_is_no_notebook(tmp_path, content):
     assert [finding.rule for finding in lint_it(tmp_path, content)] == ["nbformat"]
 
 
 def test_a_capstone_has_other_parts(tmp_path):
-    assert lint_it(tmp_path, notebook(CAPSTONE), CAPSTONE) == []
-    for damage, rules in (
-        (replace("milestones", "## Milestones", "## 1. Milestones"), {"headings"}),
-        (remove("brief"), {"cell-ids", "headings"}),
-    ):
-        document = notebook(CAPSTONE)
-        damage(document)
-        assert {finding.rule for finding in lint_it(tmp_path, document, CAPSTONE)} == rules
+    document = json.loads(CAPSTONE.path.read_text(encoding="utf-8"))
+    remove("brief")(document)
+    assert {"cell-ids", "headings"} <= {finding.rule for finding in lint_it(tmp_path, document, CAPSTONE)}
 
 
-HARMLESS = {
-    "comments in fenced code": append("takeaways", "\n\n```python\n# A comment\n## Another\n```"),
-    "addresses": append("references", "\n- https://example.org/home/ann and [x](https://x.org/tmp/y)"),
-    "relative path": change("step", source='open("data/tmp/x")'),
-    "optional import": optional(NO_IMPORT),
-    "braces": append("idea", " A todo of a mastodon, $x_{{a}}$ and `{{name}}`."),
-    "SVG with text": change("step", outputs=[figure("image/svg+xml", alt="A line.")]),
-    "links": append("next", f"\n\n[1]({LOSSES.file}#Setup), [2](#Setup), [3](mailto:a@b.org), `[4](none.ipynb)`"),
-    "an appendix": append("takeaways", "\n\n## Appendix: more of it"),
-    "linked glance": replace("glance", "5-07", "[5-07](https://example.org/m.ipynb)"),
-}
-
-
-@pytest.mark.parametrize("mutate", HARMLESS.values(), ids=HARMLESS.keys())
-def test_look_alikes_are_left_alone(tmp_path, mutate):
+def test_look_alikes_are_left_alone(tmp_path):
     document = notebook(LOSSES)
-    mutate(document)
+    for harmless in (
+        append("takeaways", "\n\n```python\n# A comment\n## Another\n```\n\n## Appendix: more of it"),
+        append("references", "\n- https://example.org/home/ann and [x](https://x.org/tmp/y)"),
+        change("verified", source='open("data/tmp/x")'),
+        optional("try:\n    import onnx\nexcept ImportError:\n    print('no onnx')"),
+        append("idea", " A todo of a mastodon, $x_{{a}}$ and `{{name}}`."),
+        change("figure-0", outputs=[figure("image/svg+xml", alt="A line.")]),
+        append("next", f"\n\n[1]({LOSSES.file}#Setup), [2](#Setup), [3](mailto:a@b.org), `[4](none.ipynb)`"),
+        replace("glance", "5-07", "[5-07](https://example.org/m.ipynb)"),
+    ):
+        harmless(document)
     assert lint_it(tmp_path, document) == []
 
 
 def test_draft_is_relaxed(tmp_path):
     document = notebook(LOSSES)
     for rule, damage, _ in DAMAGE:
-        if rule in ("figures", "references", "executed", "placeholders", "exercise-count", "palette"):
+        if rule in ("counts", "references", "executed", "placeholders", "palette"):
             damage(document)
     draft = changed(LOSSES, status="draft")
     assert lint_it(tmp_path, document, draft) == []
@@ -341,27 +289,21 @@ def test_draft_is_relaxed(tmp_path):
 
 
 SOLVED = """\
-def f():
+def f(x):
     ### BEGIN SOLUTION
-    x = 1
+    y = 1
 
-    return x
+    return y
     ### END SOLUTION
-
-
-def g(x):
     if x:
         ### BEGIN SOLUTION
         return 2
         ### END SOLUTION
     return 3"""
 UNSOLVED = """\
-def f():
+def f(x):
     # YOUR CODE HERE
     raise NotImplementedError
-
-
-def g(x):
     if x:
         # YOUR CODE HERE
         raise NotImplementedError
@@ -380,7 +322,7 @@ def test_student_source():
         ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "line 2: '### BEGIN SOLUTION' must be '### END"),
         (SOLVED.replace("### END", "## end"), "line 6: '## end SOLUTION' must be"),
         ("f = 1\n### BEGIN SOLUTION\nf = 2\n### END SOLUTION", "outside a function"),
-        (SOLVED.replace("        ### BEGIN", "### BEGIN"), "isn't valid Python: line 9"),
+        (SOLVED.replace("        ### BEGIN", "### BEGIN"), "isn't valid Python: line 6"),
     ],
 )
 def test_a_solution_that_cannot_be_taken_out(source, message):
@@ -400,11 +342,6 @@ def run(*arguments):
 def test_the_repository_is_in_order(capsys):
     status = run()
     assert status == 0, capsys.readouterr().out
-
-
-def test_names_that_mean_nothing(capsys):
-    assert run("15-77") == 2
-    assert "there is no topic 15-77" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -434,11 +371,13 @@ def test_a_finding_names_file_cell_and_rule(repository, capsys):
     assert run(topic.path) == 1
     line, note, end = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{place}: step: syntax: is not plain Python")
-    assert note.startswith("note: 15-04 is a draft, so not held against executed, exercise-count, ")
+    assert note.startswith("note: 15-04 is a draft, so not held against counts, executed, ")
     assert end == "lint: findings: 1"
     topic.path.rename(topic.path.with_name("Untitled.ipynb"))
     assert run() == 1
     assert "Untitled.ipynb: -: file: belongs to no topic" in capsys.readouterr().out
+    assert run("15-77") == 2
+    assert "there is no topic 15-77" in capsys.readouterr().err
 
 
 def test_stale_page_is_named_and_refreshed(repository, capsys):
@@ -470,13 +409,11 @@ def test_the_page_links_what_exists(repository):
 
 
 @pytest.mark.parametrize("complaining", ["check", "format", None])
-def test_ruff_decides_too(monkeypatch, tmp_path, complaining):
-    calls = []
-
+def test_ruff_decides_too(repository, monkeypatch, complaining):
     def ruff(command, **_):
-        calls.append(command[2:])
-        return lint.subprocess.CompletedProcess(command, int(complaining in command))
+        assert command[3:] in (["check", "."], ["format", "--check", "."])
+        return lint.subprocess.CompletedProcess(command, int(command[3] == complaining))
 
     monkeypatch.setattr(lint.subprocess, "run", ruff)
-    assert lint.run_ruff(tmp_path) is (complaining is None)
-    assert calls == [["ruff", "check", "."], ["ruff", "format", "--check", "."]]
+    assert run("--ruff") == (complaining is not None)
+    assert run() == 0

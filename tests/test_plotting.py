@@ -22,8 +22,7 @@ from PIL import Image
 
 from course.environment import ROOT
 from course.execution import execute_blocking
-from course.rules import outputs
-from course.rules.notebook import Cell
+from course.rules import Cell, outputs
 from shared.plotting import (
     COLOURS,
     CYCLE,
@@ -104,7 +103,7 @@ def test_a_player_has_its_frames_a_still_picture_and_no_address(shown):
     assert still[1] == "Bars that &quot;grow&quot; step by step."
     assert base64.b64decode(still[2]) == base64.b64decode(first.data["image/png"]), "what GitHub and print show"
     assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == 'Bars that "grow" step by step.'
-    read = SimpleNamespace(code=[Cell(index, cell) for index, cell in enumerate(shown.cells)])
+    read = SimpleNamespace(code=[Cell(cell) for cell in shown.cells])
     complaints = [*outputs.outputs(read), *outputs.alternative_text(read), *outputs.palette(read)]
     assert complaints == [], "lint has nothing to say"
 

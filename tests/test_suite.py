@@ -82,9 +82,8 @@ def test_everything_is_tested_unless_a_path_is_named(started, monkeypatch):
     assert "-n" not in course_test.pytest_arguments([], []), "without xdist"
 
 
-@pytest.mark.parametrize("name", ["15-01", "15-1"])
-def test_a_topic_is_its_notebook_its_executions_and_its_checks(started, name):
-    assert run(name, "-x", "-k", "not 15-07") == 0
+def test_a_topic_is_its_notebook_its_executions_and_its_checks(started):
+    assert run("15-1", "-x", "-k", "not 15-07") == 0
     (call,) = started
     notebook = "15-01_custom_autograd_functions_and_hooks.ipynb"
     assert [Path(argument).name for argument in call if (ROOT / argument).is_file()] == [
@@ -95,21 +94,15 @@ def test_a_topic_is_its_notebook_its_executions_and_its_checks(started, name):
 
 
 def test_what_cannot_be_tested_is_named(started, capsys, monkeypatch):
-    draft = course_test.Selected("15-11", "A draft", ROOT / "nowhere.ipynb")
     with monkeypatch.context() as patch:
+        draft = course_test.Selected("15-11", "A draft", ROOT / "nowhere.ipynb")
         patch.setattr(course_test, "select", lambda names, book: [draft])
         assert run("15-11") == 2
-    assert run("15-77") == 2
-    assert run("tests/test_nothing.py::test_it") == 2
+    assert [run("15-77"), run("tests/test_nothing.py::test_it")] == [2, 2]
     monkeypatch.setenv("COURSE_DATA", "ful")
     assert run("tests") == 2
     said = capsys.readouterr().err
-    for phrase in (
-        "15-11 is not written yet: python -m course new 15-11",
-        "no topic 15-77",
-        "there is no file tests/test_nothing.py",
-        "COURSE_DATA='ful' is not known",
-    ):
+    for phrase in ("15-11 is not written yet", "no topic 15-77", "no file tests/test_nothing.py", "COURSE_DATA='ful'"):
         assert phrase in said
     assert started == []
 
@@ -159,19 +152,16 @@ def test_the_scheduled_jobs_try_the_newest_and_the_oldest_declared_torch(tmp_pat
         for name in ("requirements.txt", "constraints.txt"):
             shutil.copy(ROOT / name, tmp_path)
         subprocess.run(["bash", str(ROOT / ".ci" / "versions"), which, str(tmp_path)], check=True, timeout=30)
-        return environment.requirements(tmp_path)
+        return set(environment.requirements(tmp_path))
 
-    before = environment.requirements(ROOT)
+    before = set(environment.requirements(ROOT))
     lowest = {line.split(",")[0] for line in before if re.match("torch(vision)?>", line)}
-    after = versions("newest")
+    assert versions("newest") - before == lowest, "without upper bounds"
     assert not (tmp_path / "constraints.txt").exists(), "pins would keep it from being the newest"
-    assert {line for line in after if line not in before} == lowest, "without upper bounds"
-    assert len(after) == len(before)
     assert versions("oldest") == before
-    pins, ours = re.compile(r"torch(vision)?=="), (tmp_path / "constraints.txt").read_text().splitlines()
-    assert {line for line in ours if pins.match(line)} == {line.replace(">=", "==") + ".*" for line in lowest}
-    others = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not pins.match(line)]
-    assert [line for line in ours if not pins.match(line)] == others
+    ours, theirs = (set((folder / "constraints.txt").read_text().splitlines()) for folder in (tmp_path, ROOT))
+    assert ours - theirs == {line.replace(">=", "==") + ".*" for line in lowest}
+    assert {line.split("==")[0] for line in theirs - ours} == {"torch", "torchvision"}
 
 
 def test_each_pinned_version_admits_each_python_that_the_readme_names():

@@ -1,4 +1,4 @@
-"""Rules on code: plain Python that runs everywhere, in lines that a reader can take in."""
+"""Rules on code: plain Python that runs everywhere. Ruff looks at its lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import textwrap
 from collections.abc import Iterator
 
 from course.guard import GUARD
-from course.rules.notebook import Complaint, Notebook, rule
+from course.rules import Complaint, Notebook, rule
 
 IMPORTABLE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "matplotlib", "shared"}
 ALLOWED = (
     "allowed are torch, torchvision, numpy, matplotlib, shared and the standard library, "
     "and anything within `try … except ImportError` in a cell with the tag `optional`"
 )
-MAX_COLUMNS = 100
 FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
 
@@ -49,18 +48,9 @@ def _imported(node: ast.AST) -> list[str]:
 
 @rule("guard")
 def guard(notebook: Notebook) -> Iterator[Complaint]:
-    cell = notebook.by_id.get("course")
-    if cell and cell.source != GUARD:
+    if "course" in notebook.by_id and notebook.by_id["course"].source != GUARD:
         lines = textwrap.indent(GUARD, "    ")
         yield "course", f"must be these lines, for a reader who has the notebook alone:\n{lines}"
-
-
-@rule("line-length")
-def line_length(notebook: Notebook) -> Iterator[Complaint]:
-    for cell in notebook.code:
-        for place, line in enumerate(cell.source.splitlines(), start=1):
-            if len(line) > MAX_COLUMNS:
-                yield cell.id, f"line {place} has {len(line)} characters, the most is {MAX_COLUMNS}; break it"
 
 
 @rule("folding")

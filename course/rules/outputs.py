@@ -10,25 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from course.environment import ROOT
-from course.rules.notebook import Complaint, Notebook, first_line, rule
-
-MIN_FIGURES = 6
-
-
-def _figures(notebook: Notebook) -> Iterator[tuple[str, str, dict]]:
-    """(cell's id, kind, what is stored about it) of each picture."""
-    for cell in notebook.code:
-        for output in cell.outputs:
-            for kind in output.get("data", {}):
-                if kind.startswith("image/"):
-                    yield cell.id, kind, output["metadata"].get(kind, {})
-
-
-@rule("figures", drafts=False)
-def figures(notebook: Notebook) -> Iterator[Complaint]:
-    count = len(list(_figures(notebook)))
-    if count < MIN_FIGURES:
-        yield "-", f"shows {count} figures; CONTRIBUTING.md asks for at least {MIN_FIGURES}"
+from course.rules import Complaint, Notebook, first_line, rule
 
 
 @rule("executed", drafts=False)
@@ -52,18 +34,11 @@ def outputs(notebook: Notebook) -> Iterator[Complaint]:
                 yield cell.id, f"wrote to stderr: {text!r}; use the current API, or catch and explain the warning"
 
 
-@rule("checked-output")
-def checked_output(notebook: Notebook) -> Iterator[Complaint]:
-    for cell in notebook.code:
-        if "nbval-check-output" in cell.tags and cell.execution_count and not cell.texts:
-            yield cell.id, "is tagged nbval-check-output but has no stored text, so nothing is compared; print a result"
-
-
 @rule("alt")
 def alternative_text(notebook: Notebook) -> Iterator[Complaint]:
-    for cell, _, stored in _figures(notebook):
-        if not stored.get("alt", "").strip():
-            yield cell, 'stores a figure without a text for those who don\'t see it; end with show(alt="…")'
+    for cell in notebook.code:
+        if any(not stored.get("alt", "").strip() for _, stored in cell.figures):
+            yield cell.id, 'stores a figure without a text for those who don\'t see it; end with show(alt="…")'
 
 
 @cache
@@ -76,8 +51,9 @@ def current_palette() -> str:
 
 @rule("palette", drafts=False)
 def palette(notebook: Notebook) -> Iterator[Complaint]:
-    for cell, kind, stored in _figures(notebook):
+    for cell in notebook.code:
         # by show(), which writes both
-        if kind == "image/png" and "alt" in stored and stored.get("palette") != current_palette():
+        drawn = [stored for kind, stored in cell.figures if kind == "image/png" and "alt" in stored]
+        if any(stored.get("palette") != current_palette() for stored in drawn):
             redraw = f"python -m course run {notebook.topic.number} --save draws it anew"
-            yield cell, f"stores a figure in other colours than those of shared/plotting.py; {redraw}"
+            yield cell.id, f"stores a figure in other colours than those of shared/plotting.py; {redraw}"

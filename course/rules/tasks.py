@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from course import exercise_form
 from course.edition import EditionError, student_edition
-from course.rules.notebook import Complaint, Notebook, rule
+from course.rules import Complaint, Notebook, rule
 
 
 @rule("exercise-cells")
@@ -17,7 +17,7 @@ def exercise_cells(notebook: Notebook) -> Iterator[Complaint]:
     ids = [cell.id for cell in notebook.cells]
     for slug, cells in notebook.exercises.items():
         wanted = [f"ex-{slug}-task", f"ex-{slug}", f"ex-{slug}-check"]
-        first = next(iter(cells.values())).index
+        first = ids.index(next(iter(cells.values())).id)
         if ids[first : first + 3] != wanted:
             yield ids[first], f"an exercise is three cells in a row, {', '.join(wanted)}: task, answer and check"
 
@@ -25,8 +25,8 @@ def exercise_cells(notebook: Notebook) -> Iterator[Complaint]:
 @rule("exercise-headings")
 def exercise_headings(notebook: Notebook) -> Iterator[Complaint]:
     for place, cells in enumerate(notebook.exercises.values(), start=1):
-        if "task" not in cells:
-            continue
+        if not {"task", "check"} <= cells.keys():
+            continue  # the rule "exercise-cells" says so
         task, number = cells["task"], f"{notebook.topic.number}.{place}"
         match = re.match("### " + exercise_form.HEADING.pattern, task.source)
         if match is None:
@@ -37,17 +37,14 @@ def exercise_headings(notebook: Notebook) -> Iterator[Complaint]:
             yield task.id, f"is numbered {match[1]}.{match[2]}, but is exercise {number}"
         if not 10 <= int(match[5]) <= 60:
             yield task.id, f"is to take {match[5]} minutes; an exercise takes 10 to 60"
-        points = cells["check"].metadata.get("nbgrader", {}).get("points") if "check" in cells else None
-        if points not in (None, int(match[4])):
+        points = cells["check"].metadata.get("nbgrader", {}).get("points", int(match[4]))
+        if points != int(match[4]):
             yield task.id, f"promises {match[4]} points, but the metadata of its check cell gives {points}"
 
 
 @rule("exercise-hints")
 def exercise_hints(notebook: Notebook) -> Iterator[Complaint]:
-    for cells in notebook.exercises.values():
-        if "task" not in cells:
-            continue
-        task = cells["task"]
+    for task in [cells["task"] for cells in notebook.exercises.values() if "task" in cells]:
         summaries = re.findall(r"<summary>\s*(.*?)\s*</summary>", task.prose, re.DOTALL)
         if not summaries:
             yield task.id, "has no folded hint; add <details><summary>Hint 1: in a few words</summary> … </details>"
@@ -60,18 +57,14 @@ def exercise_hints(notebook: Notebook) -> Iterator[Complaint]:
 def exercise_metadata(notebook: Notebook) -> Iterator[Complaint]:
     parts = {cell.id: part for cells in notebook.exercises.values() for part, cell in cells.items()}
     for cell in notebook.cells:
-        part, found = parts.get(cell.id), cell.metadata.get("nbgrader")
-        if part == "answer":
-            wanted = exercise_form.answer_metadata(cell.id)
-        elif part == "check":
-            wanted = exercise_form.check_metadata(cell.id, (found or {}).get("points", 10))
-        elif found is not None:
-            yield cell.id, "has nbgrader metadata, but is no answer or check cell; remove it"
-            continue
-        else:
-            continue
+        found = cell.metadata.get("nbgrader")
+        wanted = {
+            "answer": exercise_form.answer_metadata(cell.id),
+            "check": exercise_form.check_metadata(cell.id, (found or {}).get("points", 10)),
+        }.get(parts.get(cell.id))
         if found != wanted:
-            yield cell.id, f"needs the nbgrader metadata {json.dumps(wanted)}; it has {json.dumps(found)}"
+            form = f"needs the nbgrader metadata {json.dumps(wanted)}" if wanted else "is no answer or check"
+            yield cell.id, f"{form}; it has the nbgrader metadata {json.dumps(found)}"
 
 
 @rule("student-edition")
@@ -80,30 +73,18 @@ def has_student_edition(notebook: Notebook) -> Iterator[Complaint]:
     try:
         edition = student_edition(notebook.document)
     except EditionError as error:
-        for problem in str(error).splitlines():
-            yield "-", problem
+        yield from (("-", problem) for problem in str(error).splitlines())
         return
-    for cells in notebook.exercises.values():
-        if "answer" in cells:
-            answer = cells["answer"]
-            nodes = ast.walk(ast.parse(edition.cells[answer.index].source))
-            kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            if not any(ast.get_docstring(node) for node in nodes if isinstance(node, kinds)):
-                yield answer.id, "has no docstring outside the markers; the stub must say what to take and return"
-
-
-@rule("exercise-count", drafts=False)
-def exercise_count(notebook: Notebook) -> Iterator[Complaint]:
-    count = len(notebook.exercises)
-    if not 4 <= count <= 6:
-        yield "-", f"has {count} exercises; CONTRIBUTING.md asks for 4 to 6"
+    answers = {cells["answer"].id for cells in notebook.exercises.values() if "answer" in cells}
+    for stub in [cell for cell in edition.cells if cell.id in answers]:
+        definitions = [n for n in ast.walk(ast.parse(stub.source)) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        if not any(map(ast.get_docstring, definitions)):
+            yield stub.id, "has no docstring outside the markers; the stub must say what to take and return"
 
 
 @rule("exercise-tests", drafts=False)
 def exercise_tests(notebook: Notebook) -> Iterator[Complaint]:
     for path in (notebook.topic.check_file, notebook.topic.test_file):
         if not path.is_file():
-            yield (
-                "-",
-                f"needs {path.parent.name}/{path.name}, which is not there (CONTRIBUTING.md says how to write it)",
-            )
+            file = f"{path.parent.name}/{path.name}"
+            yield "-", f"needs {file}, which is not there (CONTRIBUTING.md says how to write it)"
