@@ -230,11 +230,6 @@ FUSE = {
         "gm.add_submodule(",
         "gm.set_submodule(",
     ),
-    "names by module": (
-        "called several times",
-        'f"folded_{source.name}"',
-        'f"folded_{source.target}".replace(".", "_")',
-    ),
     "users ignored": ("left alone", " or len(source.users) > 1", ""),
     "folded in bfloat16": ("float32 at least", "wide = torch.promote_types(dtype, torch.float32)", "wide = dtype"),
     "in evaluation mode": ("stay as they are", "symbolic_trace(model)", "symbolic_trace(model.eval())"),

@@ -179,6 +179,7 @@ MATMUL = {
     "elements for bytes": ("bytes", '"bytes": size', '"bytes": elements'),
     "whole FLOPs a byte": ("intensity", "flops / size", "flops // size"),
     "one after the other": ("seconds", "max(computing, moving)", "computing + moving"),
+    "three digits": ("seconds", "max(computing, moving)", 'float(f"{max(computing, moving):.3g}")'),
     "bytes if it is a draw": ("limit", "moving > computing", "moving >= computing"),
 }
 
