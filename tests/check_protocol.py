@@ -61,18 +61,16 @@ class CheckProtocol:
     def test_every_exercise_is_tested_and_they_give_100_points(self):
         assert {check.number for check in self.CHECKS.values()} == {e.number for e in exercises_of(self.TOPIC)}
         assert sum(check.points for check in self.CHECKS.values()) == 100
+        for name in self.CHECKS:
+            assert len(self.WRONG[name]) >= 3
+            assert len(self.RIGHT[name]) >= 2
 
     def test_heading_and_check_cell_are_those_of_the_check(self, name):
-        check, slug = self.CHECKS[name], _slug(self.TOPIC, name)
+        check, slug = self.CHECKS[name], answer_cell(self.TOPIC, name)
         heading = exercise_form.HEADING.search(sources(self.TOPIC)[f"{slug}-task"])
-        assert (
-            f"{heading[1]}.{heading[2]}: {heading[3]}, {heading[4]}" == f"{check.number}: {check.title}, {check.points}"
-        )
+        told = (f"{heading[1]}.{heading[2]}", heading[3], int(heading[4]))
+        assert told == (check.number, check.title, check.points)
         assert f"check.{check.body.__name__}(" in sources(self.TOPIC)[f"{slug}-check"]
-
-    def test_there_are_three_wrong_answers_and_two_other_right_ones(self, name):
-        assert len(self.WRONG[name]) >= 3
-        assert len(self.RIGHT[name]) >= 2
 
     def outcome(self, name: str, wrong: str | None = None) -> Result:
         """What the check says of a wrong answer, or of the notebook's own; found once for all tests."""
@@ -90,11 +88,19 @@ class CheckProtocol:
         assert result.status == "passed", str(result)
 
     def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
-        message = self.WRONG[name][wrong][1]
+        """The hint beside it repeats no expression of the solution; the folded one that it names may."""
+        message, cell = self.WRONG[name][wrong][1], answer_cell(self.TOPIC, name)
+        failures = self.rejections(name, wrong)
         # not what has passed: its name is no reason
-        shown = "\n".join(line for failure in self.rejections(name, wrong) for line in failure.lines())
+        shown = "\n".join(line for failure in failures for line in failure.lines())
         assert re.search(message, shown), f"{message!r} is not in:\n{shown}"
         assert "hint:" in shown
+        for failure in failures:
+            hint = re.sub(r"\s", "", failure.hint)
+            told = [expression for expression in _expressions(self.TOPIC, cell) if expression in hint]
+            assert not told, f"the hint tells {told}"
+            see = rf"<summary>Hint {failure.see}\b"
+            assert failure.see is None or re.search(see, sources(self.TOPIC)[f"{cell}-task"]), f"no Hint {failure.see}"
 
     def test_each_demand_is_counted_and_needed(self, name):
         """Of each demand there must be a wrong answer that no other one catches."""
@@ -104,22 +110,6 @@ class CheckProtocol:
         needed = {items[0] for items in caught_by.values() if len(items) == 1}
         unneeded = set(demands) - needed
         assert not unneeded, f"no wrong answer needs {sorted(unneeded)}; caught by: {caught_by}"
-
-    def test_no_hint_gives_the_solution_away(self, name):
-        """What a check says of a wrong answer repeats no expression of the solution; folded hints may."""
-        source = sources(self.TOPIC)[_slug(self.TOPIC, name)]
-        expressions = _expressions(source)
-        for label in self.WRONG[name]:
-            for failure in self.rejections(name, label):
-                hint = re.sub(r"\s", "", failure.hint)
-                told = [expression for expression in expressions if expression in hint]
-                assert not told, f"the hint for {label!r} tells {told}"
-
-    def test_hints_to_open_exist(self, name):
-        task = sources(self.TOPIC)[f"{_slug(self.TOPIC, name)}-task"]
-        for label in self.WRONG[name]:
-            for see in {failure.see for failure in self.rejections(name, label)}:
-                assert see is None or re.search(rf"<summary>Hint {see}\b", task), f"{label!r}: there is no Hint {see}"
 
     def test_a_stub_is_not_attempted_and_the_stand_in_is_right(self, name, capsys):
         check = self.CHECKS[name]
@@ -193,7 +183,7 @@ def sources(topic: str) -> dict[str, str]:
 
 
 @cache
-def _slug(topic: str, name: str) -> str:
+def answer_cell(topic: str, name: str) -> str:
     """Id of the answer cell that defines `name`."""
     found = [
         id_
@@ -204,14 +194,14 @@ def _slug(topic: str, name: str) -> str:
     return found[0]
 
 
-def _expressions(answer_cell: str) -> set[str]:
+@cache
+def _expressions(topic: str, cell: str) -> set[str]:
     """The expressions in a cell's solution that say something: calls and arithmetic of some length."""
-    lines = answer_cell.split("\n")
-    solution = {n for begin, end in exercise_form.solution_blocks(answer_cell) for n in range(begin + 1, end + 1)}
-    found = set()
-    for node in ast.walk(ast.parse("\n".join(lines))):
-        if isinstance(node, ast.BinOp | ast.Call | ast.Compare) and node.lineno in solution:
-            text = re.sub(r"\s", "", ast.unparse(node))
-            if len(text) >= 10 and not text.endswith("()"):
-                found.add(text)
-    return found
+    source = sources(topic)[cell]
+    solution = {n for begin, end in exercise_form.solution_blocks(source) for n in range(begin + 1, end + 1)}
+    found = {
+        re.sub(r"\s", "", ast.unparse(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.BinOp | ast.Call | ast.Compare) and node.lineno in solution
+    }
+    return {text for text in found if len(text) >= 10 and not text.endswith("()")}

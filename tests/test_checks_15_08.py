@@ -1,19 +1,17 @@
-"""The checks of 15-08 accept right answers, however written, and reject what a student might really write.
-
-Most wrong answers are the notebook's own with a piece of its text replaced.
-"""
+"""The checks of 15-08 accept right answers, however written, and reject what a student might really write."""
 
 import math
 import sys
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, combinations, pairwise
 from math import gcd
+from typing import ClassVar
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from answer_variants import variants
+from answer_variants import edits, wrong_answers
 from check_protocol import CheckProtocol, idle
 
 from course.exercise_form import student_source
@@ -29,18 +27,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not im
 
 PENDING = []  # handles that nobody waits for; without them gloo would not send
 ANSWERS = answers("15-08")
-STUBS = answers("15-08", edit=student_source)
-IDLE = idle("15-08")
-CHECKS = {
-    "ring_shift": check.ring_shift,
-    "tree_broadcast": check.tree_broadcast,
-    "two_way_ring": check.two_way_ring,
-    "train_until": check.train_until,
-    "average_gradients": check.average_gradients,
-    "cut_buckets": check.cut_buckets,
-}
-CELLS = dict(zip(("shift", "tree", "two-ways", "deadlock", "buckets", "cut"), CHECKS, strict=True))
-variant = variants("15-08", CELLS, {**definitions("15-08"), "PENDING": PENDING})
+edit = edits("15-08", {**definitions("15-08"), "PENDING": PENDING})
 HANGS = 2  # seconds for an answer that is to hang; others have time enough for a busy machine
 
 
@@ -54,41 +41,11 @@ def patience(monkeypatch):
     monkeypatch.setattr(ranks, "launch", limited)
 
 
+# ---------------------------------------------------------------- right answers, some of which can be made wrong
+
+
 def me(group=None):
     return dist.get_rank(group), dist.get_world_size(group)
-
-
-_HERE = "    rank = dist.get_rank(group)\n"  # a place at the beginning
-
-# ---------------------------------------------------------------- ring shift
-
-shift = partial(variant, "shift")
-_CALLS = """    operations = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=to),
-        dist.P2POp(dist.irecv, arrived, group=group, group_peer=source),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-"""
-_SEND = "    dist.send(tensor, group=group, group_dst=to)\n"
-_RECEIVE = "    dist.recv(arrived, group=group, group_src=source)\n"
-_START = "    sending = dist.isend(tensor, group=group, group_dst=to)\n"
-_IF = "        return tensor.clone()\n"
-_END = "    return arrived\n"
-
-
-def shift_between_world_ranks(tensor, by, group=None):
-    """Only numbers of the world; the receive is started first."""
-    everybody = dist.get_process_group_ranks(group)
-    place = everybody.index(dist.get_rank())
-    to = everybody[(place + by) % len(everybody)]
-    if to == dist.get_rank():
-        return tensor.clone()
-    out = torch.zeros_like(tensor)
-    receiving = dist.irecv(out, everybody[(place - by) % len(everybody)])
-    dist.isend(tensor, to).wait()
-    receiving.wait()
-    return out
 
 
 def shift_cycle_by_cycle(tensor, by, group=None):
@@ -104,77 +61,6 @@ def shift_cycle_by_cycle(tensor, by, group=None):
     for call in calls if rank < gcd(by, size) else reversed(calls):
         call()
     return out
-
-
-def shift_in_small_steps(tensor, by, group=None):
-    out = tensor.clone()
-    for _ in range(by % me(group)[1]):
-        out = ANSWERS["ring_shift"](out, 1, group)
-    return out
-
-
-GATHER = "    rows = [tensor.clone() for _ in range(size)]\n    dist.all_gather(rows, tensor, group=group)\n"
-FROM_LEFT, ONE_MESSAGE, NEW = "places to its left", "one message, straight to its rank", "is a new tensor"
-WRONG_SHIFT = {
-    "sends before it receives": (shift((_CALLS, _SEND + _RECEIVE)), f"{RETURNS}[\\s\\S]*deadlock[\\s\\S]*Hint 3"),
-    "sends to itself": (shift(("by % size == 0", "by == 0")), "sends to itself"),
-    "doesn't wrap around": (shift(("(rank + by) % size", "rank + by"), ("(rank - by) % size", "rank - by")), RETURNS),
-    "forgets the group": (shift((_HERE, "    group = None\n" + _HERE)), f"{RETURNS}[\\s\\S]*Hint 2"),
-    "takes places for ranks": (
-        shift(("group_peer=", "peer=")),
-        "(not part of|of a group of|itself)[\\s\\S]*Hint 2",
-    ),
-    "receives from anybody": (
-        shift((_CALLS, _START + "    dist.recv(arrived, group=group)\n    sending.wait()\n")),
-        "receives from any rank",
-    ),
-    "to the left": (shift(("    to =", "    by = -by\n    to =")), FROM_LEFT),
-    "zeros where nothing moves": (shift((_IF, "        return torch.zeros_like(tensor)\n")), FROM_LEFT),
-    "in float32": (shift((_HERE, "    tensor = tensor.float()\n" + _HERE)), f"{FROM_LEFT}[\\s\\S]*torch.float64"),
-    "doesn't wait for what arrives": (
-        shift(("torch.empty_like", "torch.zeros_like"), ("work.wait()", "PENDING.append(work)")),
-        FROM_LEFT,
-    ),
-    "gathers all": (shift((_CALLS, GATHER + "    arrived = rows[source].clone()\n")), ONE_MESSAGE),
-    "in small steps": (shift_in_small_steps, ONE_MESSAGE),
-    "in place": (shift((_END, "    return tensor.copy_(arrived).clone()\n")), "the argument stays"),
-    "no copy where nothing moves": (shift((_IF, "        return tensor\n")), f"{NEW}[\\s\\S]*Hint 4"),
-    "one buffer for all calls": (
-        shift((_END, "    return vars(ring_shift).setdefault(tensor.shape, arrived).copy_(arrived)\n")),
-        NEW,
-    ),
-    "doesn't wait for its send": (
-        shift((_CALLS, _START + "    PENDING.append(sending)\n" + _RECEIVE)),
-        "overwritten at once",
-    ),
-}
-
-# ---------------------------------------------------------------- tree broadcast
-
-tree = partial(variant, "tree")
-_SENT = "    return sent\n"
-_BROADCAST = "    dist.broadcast(tensor, group=group, group_src=src)\n    return 0\n"
-
-
-def tree_by_ranges(tensor, src=0, group=None):
-    """The first of a range sends to the first of its second half; addressed by ranks of the world."""
-    everybody = dist.get_process_group_ranks(group)
-    turned = everybody[src:] + everybody[:src]
-
-    def pass_on(ranks):
-        if len(ranks) == 1:
-            return 0
-        middle = (len(ranks) + 1) // 2
-        near, far = ranks[:middle], ranks[middle:]
-        if dist.get_rank() in far:
-            if dist.get_rank() == far[0]:
-                dist.recv(tensor, near[0])
-            return pass_on(far)
-        if dist.get_rank() == near[0]:
-            dist.send(tensor, far[0])
-        return (dist.get_rank() == near[0]) * 1 + pass_on(near)
-
-    return pass_on(turned)
 
 
 def tree_by_children(parent, children):
@@ -198,46 +84,6 @@ BINOMIAL = (
     lambda place: place - 2 ** (place.bit_length() - 1),
     lambda place, size: [place + 2**k for k in range(place.bit_length(), size.bit_length())],
 )
-HELD, IN_ROUNDS, COUNTED = "the root's tensor on every rank", "ceil\\(log2 N\\) rounds", "returns the messages it sent"
-WRONG_TREE = {
-    "sends beyond the last place": (tree((" and place + reach < size", "")), f"{RETURNS}[\\s\\S]*Hint 3"),
-    "a round too early": (tree(("reach <= place < 2 * reach", "reach <= place")), f"{RETURNS}[\\s\\S]*Hint 2"),
-    "takes places for ranks": (tree(("group_dst=", "dst="), ("group_src=", "src=")), f"{RETURNS}[\\s\\S]*Hint 4"),
-    "receives from anybody": (tree((", group_src=(place - reach + src) % size", "")), "receives from any rank"),
-    "always from rank 0": (tree((_HERE, "    src = 0\n" + _HERE)), HELD),
-    "by default from rank 1": (tree(("src: int = 0", "src: int = 1")), f"{HELD}[\\s\\S]*in the world"),
-    "out of place": (tree((_HERE, "    tensor = tensor.clone()\n" + _HERE)), HELD),
-    "in float32": (
-        tree(
-            (_HERE, "    whole, tensor = tensor, tensor.float()\n" + _HERE),
-            (_SENT, "    whole.copy_(tensor)\n" + _SENT),
-        ),
-        f"{HELD}[\\s\\S]*torch.float64",
-    ),
-    "broadcast": (tree((_HERE, _BROADCAST + _HERE)), "sends and receives"),
-    "always two rounds": (tree(("reach < size:", "reach < min(size, 4):")), HELD),
-    "a chain": (
-        tree_by_children(lambda place: place - 1, lambda place, size: [place + 1]),
-        f"{IN_ROUNDS}[\\s\\S]*at most 2 rounds",
-    ),
-    "all from the root": (
-        tree_by_children(lambda place: 0, lambda place, size: [] if place else range(1, size)),
-        IN_ROUNDS,
-    ),
-    "returns nothing": (tree((_SENT, "")), COUNTED),
-    "counts receives too": (tree((_SENT, "    return sent + (place > 0)\n")), COUNTED),
-}
-
-# ---------------------------------------------------------------- a ring in both directions
-
-two_ways = partial(variant, "two-ways")
-_WORKS = """        works = dist.batch_isend_irecv(operations) if operations else []
-        for work in works:
-            work.wait()
-"""
-_BLOCKING = """        for operation in operations:
-            (dist.send if operation.op is dist.isend else dist.recv)(operation.tensor, operation.peer, group=group)
-"""
 
 
 def halves_of(tensor, size):
@@ -280,46 +126,6 @@ def barrier_at_the_end(tensor, group=None):
     dist.barrier(group=group)
 
 
-SUM, HALF, STEPS = "the sum on every rank", "more than half of the plain ring's", "a message each way"
-WRONG_TWO_WAYS = {
-    "sends before it receives": (two_ways((_WORKS, _BLOCKING)), RETURNS),
-    "takes places for ranks": (two_ways((_HERE, "    group = None\n" + _HERE)), RETURNS),
-    "replaces in place of adding": (two_ways(("target + incoming if step < size - 1 else incoming", "incoming")), SUM),
-    "only the first half of the steps": (two_ways(("range(2 * (size - 1))", "range(size - 1)")), SUM),
-    "the same chunk both ways": (
-        two_ways(("place = way * rank", "place = rank")),
-        f"{RETURNS}[\\s\\S]*SIGABRT[\\s\\S]*chunk numbers[\\s\\S]*Hint 2",
-    ),
-    "out of place": (two_ways((_HERE, "    tensor = tensor.clone()\n" + _HERE)), SUM),
-    "doesn't wait": (two_ways(("torch.empty_like", "torch.zeros_like"), ("work.wait()", "PENDING.append(work)")), SUM),
-    "a barrier at the end": (barrier_at_the_end, "messages to the two neighbours"),
-    "the plain ring": (
-        two_ways_by_calls(lambda tensor, size: [tensor.view(-1).tensor_split(size)], ways=((1, 0),)),
-        HALF,
-    ),
-    "both halves the same way": (two_ways_by_calls(ways=((1, 0), (1, 1))), HALF),
-    "quarter": (two_ways(("tensor_split(2)", "tensor_split((tensor.numel() // 4,))")), HALF),
-    "in pieces": (two_ways_by_calls(pieces=2), "2\\(N-1\\) steps"),
-    "one way, then the other, in each step": (two_ways_by_calls(in_turns=True), f"{STEPS}[\\s\\S]*has to wait"),
-}
-
-# ---------------------------------------------------------------- train until
-
-train = partial(variant, "deadlock")
-_NEXT = "        loss = next(steps, None)\n"
-_REDUCE = "        dist.all_reduce(total, group=group)\n"
-_WAITED = "            waited = 0 if mean < best else waited + 1\n            best = min(best, mean)\n"
-_MEANS = "    return means\n"
-_ROWS = """        rows = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(rows, total, group=group)
-        total = sum(rows)
-"""
-_OBJECTS = """        rows = [None] * dist.get_world_size(group)
-        dist.all_gather_object(rows, total, group=group)
-        total = sum(rows)
-"""
-
-
 def train_gathered(steps, patience, group=None):
     """Pairs (loss, 1 if there is one); whoever has none sends 2; NumPy's floats."""
     import numpy as np
@@ -338,58 +144,6 @@ def train_gathered(steps, patience, group=None):
         if len(taken):
             means.append(np.float64(taken.mean()))
     return means
-
-
-MEANS, VAIN, ONE = "the means, on every rank", "a step in vain", "one collective a step"
-WRONG_TRAIN = {
-    "skips a bad loss": (
-        train((_NEXT, _NEXT + "        if loss is not None and not isfinite(loss):\n            continue\n")),
-        MEANS,
-    ),
-    "leaves when its steps are over": (
-        train((_NEXT, _NEXT + "        if loss is None:\n            break\n")),
-        RETURNS,
-    ),
-    "judges by its own loss": (train((_WAITED, _WAITED.replace("mean", "(loss or mean)"))), RETURNS),
-    "forgets the group": (train(("group=group", "group=None")), RETURNS),
-    "tensors": (train((_MEANS, "    return [torch.tensor(mean) for mean in means]\n")), MEANS),
-    "on rank 0 only": (
-        train((_MEANS, "    return None if dist.get_rank(group) else means\n")),
-        f"{MEANS}[\\s\\S]*rank 2",
-    ),
-    "as low is lower": (train(("mean < best", "mean <= best")), MEANS),
-    "patience and one": (train(("waited < patience", "waited <= patience")), MEANS),
-    "compares with the last": (train(("best = min(best, mean)", "best = mean")), MEANS),
-    "a step without a mean counts": (train((_WAITED, _WAITED + "        else:\n            waited += 1\n")), MEANS),
-    "divides by the ranks": (train(("summed / count", "summed / dist.get_world_size(group)")), MEANS),
-    "divides by those that had a step": (train(("summed / count", "summed / going")), MEANS),
-    "NaN in the sum": (train(("loss if finite else 0.0", "0.0 if loss is None else loss")), MEANS),
-    "one step more": (train((_MEANS, "    next(steps, None)\n" + _MEANS)), VAIN),
-    "all steps first": (train(("    means = []\n", "    means = []\n    steps = iter(list(steps))\n")), VAIN),
-    "three collectives a step": (
-        train((_REDUCE, "        for part in total.split(1):\n            dist.all_reduce(part, group=group)\n")),
-        ONE,
-    ),
-    "objects": (train((_REDUCE, _OBJECTS)), f"{ONE}[\\s\\S]*its size,\\s+then its bytes"),
-    "the best is at most 100": (train(("best = inf", "best = 100.0")), MEANS),
-    "lower by little": (train(("mean < best", "mean < best - 1e-5")), MEANS),
-    "losses above zero": (train(("isfinite(loss)", "0 <= loss < inf")), MEANS),
-}
-
-# ---------------------------------------------------------------- bucketed averaging
-
-average = partial(variant, "buckets")
-_ALONE = "if p.grad is None:\n            continue\n"
-_FULL = "filled + p.grad.nbytes > bucket_bytes"
-_ALL = "        dist.all_reduce(flat, group=group)\n"
-_MEAN = "        dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)\n"
-_DIVIDE = "        flat /= dist.get_world_size(group)\n"
-_COUNT = "    return len(buckets)\n"
-_PASS = "    for p in parameters:\n"
-_LARGE_ASIDE = """    parameters = list(parameters)
-    large = [p for p in parameters if p.grad is not None and p.grad.nbytes > bucket_bytes]
-    for p in [p for p in parameters if p.grad is None or p.grad.nbytes <= bucket_bytes] + large:
-"""
 
 
 def average_async(parameters, bucket_bytes, group=None):
@@ -415,48 +169,6 @@ def average_async(parameters, bucket_bytes, group=None):
     return len(pending)
 
 
-OF_ALL, SAME, EACH = "is the mean over the ranks", "p.grad is the object it was", "one all_reduce for each bucket"
-GATHER_ALL = """        parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, flat, group=group)
-        flat = sum(parts)
-"""
-WRONG_AVERAGE = {
-    "flattens with view": (average(("grad.reshape(-1)", "grad.view(-1)")), RETURNS),
-    "the sum": (average((_DIVIDE, "")), OF_ALL),
-    "forgets the last bucket": (average(("for grads in buckets:", "for grads in buckets[:-1]:")), OF_ALL),
-    "goes through the iterator twice": (average((_PASS, "    len(list(parameters))\n" + _PASS)), OF_ALL),
-    "packs as it lies in memory": (average(("grad.reshape(-1)", "grad.as_strided((grad.numel(),), (1,))")), OF_ALL),
-    "sends float32": (average((_ALL, "        flat = flat.float()\n" + _ALL)), f"{OF_ALL}[\\s\\S]*torch.float64"),
-    "doesn't wait": (
-        average((_ALL, "        PENDING.append((flat, dist.all_reduce(flat, group=group, async_op=True)))\n")),
-        OF_ALL,
-    ),
-    "forgets the group": (average((_ALL, "        dist.all_reduce(flat)\n")), RETURNS),
-    "leaves frozen parameters out": (
-        average(("if p.grad is None:", "if p.grad is None or not p.requires_grad:")),
-        OF_ALL,
-    ),
-    "into copies": (average(("append(p.grad)", "append(p.grad.reshape(-1))")), OF_ALL),
-    "zeros for None": (
-        average((_ALONE, _ALONE.replace("continue", "p.grad = torch.zeros_like(p)\n            continue"))),
-        SAME,
-    ),
-    "one bucket a parameter": (average((f"not buckets or {_FULL}", "True")), EACH),
-    "closes a bucket that is too full": (average((_FULL, "filled >= bucket_bytes")), EACH),
-    "never fills a bucket": (average((_FULL, _FULL.replace(">", ">="))), EACH),
-    "large ones aside, small ones go on": (average((_PASS, _LARGE_ASIDE)), EACH),
-    "gathers and sums": (average((_ALL, GATHER_ALL)), EACH),
-    "returns parameters": (average((_COUNT, "    return sum(map(len, buckets))\n")), "returns the number of buckets"),
-}
-
-# ---------------------------------------------------------------- the cut
-
-cut = partial(variant, "cut")
-_START_AT = "max(free, ready[j - 1])"
-_SECONDS = "steps * (alpha + sum(sizes[i:j]) / ranks / beta)"
-_PLAN = "    return plans[-1]\n"
-
-
 def schedule(cuts, ready, sizes, ranks, alpha, beta):
     """(count, start, end) of buckets that end before the gradients `cuts`."""
     found, free = [], 0.0
@@ -477,23 +189,6 @@ def cut_recursively(ready, sizes, *link):
         return list(accumulate(n for n, _, _ in min(plans, key=lambda plan: plan[-1][2])))[:-1]
 
     return schedule(best(len(sizes)), ready, sizes, *link) if sizes else []
-
-
-def cut_with_running_sums(ready, sizes, ranks, alpha, beta):
-    """Two tables and a walk back."""
-    n, total = len(sizes), [0, *accumulate(sizes)]
-    ends, come_from, starts = [0.0] + [math.inf] * n, [0] * (n + 1), [0.0] * (n + 1)
-    for i in range(n):
-        for j in range(i + 1, n + 1):
-            start = max(ends[i], ready[j - 1])
-            end = start + 2 * (ranks - 1) * (alpha + (total[j] - total[i]) / (ranks * beta))
-            if end <= ends[j]:
-                ends[j], starts[j], come_from[j] = end, start, i
-    plan, j = [], n
-    while j:
-        plan.insert(0, (j - come_from[j], starts[j], ends[j]))
-        j = come_from[j]
-    return plan
 
 
 def cut_tried(most):
@@ -517,48 +212,208 @@ def cut_greedily(ready, sizes, *link):
     return schedule(cuts, ready, sizes, *link) if sizes else []
 
 
+# ---------------------------------------------------------------- wrong answers
+
+HERE = "rank = dist.get_rank(group)"  # a line at the beginning
+OTHER_GROUP = (HERE, f"group = None\n{HERE}")
+WORLD = "dist.get_process_group_ranks(group)"
+BLOCKING = """for operation in operations:
+    blocking = dist.send if operation.op is dist.isend else dist.recv
+    blocking(operation.tensor, operation.peer, group=group)"""
+NO_WAIT = ("torch.empty_like", "torch.zeros_like", "work.wait()", "PENDING.append(work)")
+
+BATCH = "for work in dist.batch_isend_irecv(operations):\n    work.wait()"
+SENT = "dist.isend(tensor, group=group, group_dst=to)"
+GATHER = "rows = [tensor.clone() for _ in range(size)]\ndist.all_gather(rows, tensor, group=group)\n"
+FROM_LEFT, SAME_PLACE = "places to its left", "return tensor.clone()"
+SHIFT = {
+    "sends before it receives": (f"{RETURNS}[\\s\\S]*deadlock[\\s\\S]*Hint 3", BATCH, BLOCKING),
+    "forgets the group": (f"{RETURNS}[\\s\\S]*Hint 2", *OTHER_GROUP),
+    "takes places for ranks": ("(not part of|of a group of|itself)[\\s\\S]*Hint 2", "group_peer=", "peer="),
+    "receives from anybody": (
+        "receives from any rank",
+        BATCH,
+        f"sending = {SENT}\ndist.recv(arrived, group=group)\nsending.wait()",
+    ),
+    "zeros where nothing moves": (FROM_LEFT, SAME_PLACE, "return torch.zeros_like(tensor)"),
+    "doesn't wait for what arrives": (FROM_LEFT, *NO_WAIT),
+    "gathers all": ("one message, straight to its rank", BATCH, f"{GATHER}arrived = rows[source].clone()"),
+    "in place": ("the argument stays", "return arrived", "return tensor.copy_(arrived).clone()"),
+    "no copy where nothing moves": ("is a new tensor[\\s\\S]*Hint 4", SAME_PLACE, "return tensor"),
+    "doesn't wait for its send": (
+        "overwritten at once",
+        BATCH,
+        f"PENDING.append({SENT})\ndist.recv(arrived, group=group, group_src=source)",
+    ),
+}
+
+HELD, IN_ROUNDS, COUNTED = "the root's tensor on every rank", "ceil\\(log2 N\\) rounds", "returns the messages it sent"
+TREE = {
+    "a round too early": (f"{RETURNS}[\\s\\S]*Hint 2", "reach <= place < 2 * reach", "reach <= place"),
+    "takes places for ranks": (f"{RETURNS}[\\s\\S]*Hint 4", "group_dst=", "dst=", "group_src=", "src="),
+    "receives from anybody": ("receives from any rank", ", group_src=(place - reach + src) % size", ""),
+    "always from rank 0": (HELD, HERE, f"src = 0\n{HERE}"),
+    "out of place": (HELD, HERE, f"tensor = tensor.clone()\n{HERE}"),
+    "broadcast": (
+        "sends and receives",
+        HERE,
+        f"dist.broadcast(tensor, group=group, group_src=src)\nreturn 0\n{HERE}",
+    ),
+    "a chain": (
+        f"{IN_ROUNDS}[\\s\\S]*at most 2 rounds",
+        tree_by_children(lambda place: place - 1, lambda place, size: [place + 1]),
+    ),
+    "counts receives too": (COUNTED, "return sent", "return sent + (place > 0)"),
+}
+
+WORKS = "works = dist.batch_isend_irecv(operations) if operations else []\nfor work in works:\n    work.wait()"
+SUM, HALF = "the sum on every rank", "more than half of the plain ring's"
+TWO_WAYS = {
+    "sends before it receives": (RETURNS, WORKS, BLOCKING),
+    "takes places for ranks": (RETURNS, *OTHER_GROUP),
+    "only the first half of the steps": (SUM, "range(2 * (size - 1))", "range(size - 1)"),
+    "the same chunk both ways": (
+        f"{RETURNS}[\\s\\S]*SIGABRT[\\s\\S]*chunk numbers[\\s\\S]*Hint 2",
+        "place = way * rank",
+        "place = rank",
+    ),
+    "doesn't wait": (SUM, *NO_WAIT),
+    "a barrier at the end": ("messages to the two neighbours", barrier_at_the_end),
+    "a quarter": (HALF, "tensor_split(2)", "tensor_split((tensor.numel() // 4,))"),
+    "both halves the same way": (HALF, two_ways_by_calls(ways=((1, 0), (1, 1)))),
+    "in pieces": ("2\\(N-1\\) steps", two_ways_by_calls(pieces=2)),
+    "one way, then the other, in each step": (
+        "a message each way[\\s\\S]*has to wait",
+        two_ways_by_calls(in_turns=True),
+    ),
+}
+
+NEXT, MEAN, REDUCE = "loss = next(steps, None)", "summed / count", "dist.all_reduce(total, group=group)"
+WAITED = "waited = 0 if mean < best else waited + 1"
+BEST = "best = min(best, mean)"
+ROWS = """rows = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]
+dist.all_gather(rows, total, group=group)
+total = sum(rows)"""
+OBJECTS = "rows = [None] * dist.get_world_size(group)\ndist.all_gather_object(rows, total, group=group)"
+MEANS = "the means, on every rank"
+TRAIN = {
+    "leaves when its steps are over": (RETURNS, NEXT, f"{NEXT}\nif loss is None:\n    break"),
+    "judges by its own loss": (RETURNS, f"{WAITED}\n{BEST}", f"mean = loss or mean\n{WAITED}\n{BEST}"),
+    "on rank 0 only": (
+        f"{MEANS}[\\s\\S]*rank 2",
+        "return means",
+        "return None if dist.get_rank(group) else means",
+    ),
+    "as low is lower": (MEANS, "mean < best", "mean <= best"),
+    "lower by little": (MEANS, "mean < best", "mean < best - 1e-5"),
+    "a step without a mean counts": (MEANS, "if count:", "waited += not count\nif count:"),
+    "divides by the ranks": (MEANS, MEAN, "summed / dist.get_world_size(group)"),
+    "NaN in the sum": (MEANS, "loss if finite else 0.0", "0.0 if loss is None else loss"),
+    "one step more": ("a step in vain", "return means", "next(steps, None)\nreturn means"),
+    "objects": (
+        "one collective a step[\\s\\S]*its size,\\s+then its bytes",
+        REDUCE,
+        f"{OBJECTS}\ntotal = sum(rows)",
+    ),
+}
+
+FULL, ALL = "filled + p.grad.nbytes > bucket_bytes", "dist.all_reduce(flat, group=group)"
+DIVIDED = "flat /= dist.get_world_size(group)"
+GATHER_ALL = """parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+dist.all_gather(parts, flat, group=group)
+flat = sum(parts)"""
+OF_ALL, EACH = "is the mean over the ranks", "one all_reduce for each bucket"
+AVERAGE = {
+    "flattens with view": (RETURNS, "grad.reshape(-1)", "grad.view(-1)"),
+    "forgets the group": (RETURNS, ALL, "dist.all_reduce(flat)"),
+    "goes through the iterator twice": (
+        OF_ALL,
+        "for p in parameters:",
+        "len(list(parameters))\nfor p in parameters:",
+    ),
+    "packs as it lies in memory": (OF_ALL, "grad.reshape(-1)", "grad.as_strided((grad.numel(),), (1,))"),
+    "doesn't wait": (OF_ALL, ALL, "PENDING.append((flat, dist.all_reduce(flat, group=group, async_op=True)))"),
+    "into copies": (OF_ALL, "append(p.grad)", "append(p.grad.reshape(-1))"),
+    "zeros for None": (
+        "p.grad is the object it was",
+        "if p.grad is None:",
+        "if p.grad is None:\n    p.grad = torch.zeros_like(p)",
+    ),
+    "never fills a bucket": (EACH, FULL, FULL.replace(">", ">=")),
+    "gathers and sums": (EACH, ALL, GATHER_ALL),
+    "returns parameters": (
+        "returns the number of buckets",
+        "return len(buckets)",
+        "return sum(map(len, buckets))",
+    ),
+}
+
 LISTED, MODEL, EARLY = "a list of tuples", "as the model says", "as early as it can"
-WRONG_CUT = {
-    "lists": (cut((_PLAN, "    return [list(entry) for entry in plans[-1]]\n")), LISTED),
-    "forgets the last bucket": (cut((_PLAN, "    return plans[-1][:-1]\n")), LISTED),
-    "all but no gradient": (cut((_PLAN, "    return plans[-1] or None\n")), f"{LISTED}[\\s\\S]*with 0 gradients"),
-    "doesn't wait for the bucket before": (cut((_START_AT, "ready[j - 1]")), MODEL),
-    "no latency": (cut((_SECONDS, "steps * sum(sizes[i:j]) / ranks / beta")), MODEL),
-    "a reduce-scatter only": (cut(("steps = 2 * (ranks - 1)", "steps = ranks - 1")), MODEL),
-    "whole tensors in each step": (cut((_SECONDS, "steps * (alpha + sum(sizes[i:j]) / beta)")), MODEL),
-    "starts when its gradients are there": (cut(("(j - i, start,", "(j - i, ready[j - 1],")), MODEL),
-    "one bucket": (cut_tried(1), EARLY),
-    "each gradient alone": (cut(("enumerate(plans)", "list(enumerate(plans))[-1:]")), EARLY),
-    "as soon as the links are free": (cut_greedily, EARLY),
-    "two buckets at most": (cut_tried(2), EARLY),
-    "every cut": (cut_tried(99), "less than a second"),
+CUT = {
+    "forgets the last bucket": (LISTED, "return plans[-1]", "return plans[-1][:-1]"),
+    "all but no gradient": (
+        f"{LISTED}[\\s\\S]*with 0 gradients",
+        "return plans[-1]",
+        "return plans[-1] or None",
+    ),
+    "doesn't wait for the bucket before": (MODEL, "max(free, ready[j - 1])", "ready[j - 1]"),
+    "no latency": (MODEL, "alpha + ", ""),
+    "as soon as the links are free": (EARLY, cut_greedily),
+    "two buckets at most": (EARLY, cut_tried(2)),
+    "every cut": ("less than a second", cut_tried(99)),
 }
-
-# ---------------------------------------------------------------- held to the protocol
-
-WRONG = {
-    "ring_shift": WRONG_SHIFT,
-    "tree_broadcast": WRONG_TREE,
-    "two_way_ring": WRONG_TWO_WAYS,
-    "train_until": WRONG_TRAIN,
-    "average_gradients": WRONG_AVERAGE,
-    "cut_buckets": WRONG_CUT,
-}
-RIGHT = {
-    "ring_shift": [shift_between_world_ranks, shift_cycle_by_cycle],
-    "tree_broadcast": [tree_by_ranges, tree_by_children(*BINOMIAL)],
-    "two_way_ring": [two_ways_by_calls(), two_ways_by_calls(halves_of_chunks)],
-    "train_until": [train_gathered, train((_REDUCE, _ROWS), ("torch.float64", "torch.float32"))],
-    "average_gradients": [average_async, average((_ALL, _MEAN), (_DIVIDE, ""))],
-    "cut_buckets": [cut_recursively, cut_with_running_sums],
-}
-MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
 
 
 class TestChecks(CheckProtocol):
     TOPIC = "15-08"
-    IDLE = IDLE
-    CHECKS, ANSWERS, STUBS, RIGHT, WRONG = CHECKS, ANSWERS, STUBS, RIGHT, WRONG
+    ANSWERS, STUBS, IDLE = ANSWERS, answers("15-08", edit=student_source), idle("15-08")
+    CHECKS: ClassVar = {
+        "ring_shift": check.ring_shift,
+        "tree_broadcast": check.tree_broadcast,
+        "two_way_ring": check.two_way_ring,
+        "train_until": check.train_until,
+        "average_gradients": check.average_gradients,
+        "cut_buckets": check.cut_buckets,
+    }
+    RIGHT: ClassVar = {
+        "ring_shift": [
+            shift_cycle_by_cycle,
+            edit("ring_shift", "group_peer=to", f"peer={WORLD}[to]", "group_peer=source", f"peer={WORLD}[source]"),
+        ],
+        "tree_broadcast": [
+            tree_by_children(*BINOMIAL),
+            edit(
+                "tree_broadcast",
+                "group_dst=",
+                f"dst={WORLD}[",
+                "group_src=",
+                f"src={WORLD}[",
+                ") % size)",
+                ") % size])",
+            ),
+        ],
+        "two_way_ring": [two_ways_by_calls(), two_ways_by_calls(halves_of_chunks)],
+        "train_until": [
+            train_gathered,
+            edit("train_until", REDUCE, ROWS, "torch.float64", "torch.float32"),
+        ],
+        "average_gradients": [
+            average_async,
+            edit("average_gradients", ALL, "dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)", DIVIDED, ""),
+        ],
+        "cut_buckets": [cut_recursively, edit("cut_buckets", "min(options", "min(reversed(options)")],
+    }
+    WRONG: ClassVar = wrong_answers(
+        edit,
+        {
+            "ring_shift": SHIFT,
+            "tree_broadcast": TREE,
+            "two_way_ring": TWO_WAYS,
+            "train_until": TRAIN,
+            "average_gradients": AVERAGE,
+            "cut_buckets": CUT,
+        },
+    )
 
     def hold_stand_in(self, name, stand_in):
         def broadcast():
@@ -578,28 +433,30 @@ class TestChecks(CheckProtocol):
             assert stand_in([0.2, 0.5], [100, 300], 2, 0.1, 1000.0) == [(2, 0.5, pytest.approx(1.1))]
 
 
+WRONG = TestChecks.WRONG
+MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
+
 # ---------------------------------------------------------------- what else a check says
 
 
 def test_a_deadlock_is_reported_with_a_line_for_each_rank_and_its_case():
     with pytest.raises(CheckFailed) as failure:
-        check.ring_shift(WRONG_SHIFT["sends before it receives"][0])
+        check.ring_shift(WRONG["ring_shift"]["sends before it receives"][0])
     lines = [line.strip() for line in str(failure.value).splitlines()]
     for rank in range(5):
         assert sum(line.startswith(f"rank {rank} waits in send in ring_shift") for line in lines) == 1, lines
     assert "(case: arguments (1,), shape (2, 3)" in str(failure.value)
     with pytest.raises(CheckFailed) as failure:
-        check.tree_broadcast(WRONG_TREE["takes places for ranks"][0])
+        check.tree_broadcast(WRONG["tree_broadcast"]["takes places for ranks"][0])
     assert "topic_15_08" not in str(failure.value)  # what isn't the student's is left out
 
 
-@pytest.mark.parametrize("name", ["ring_shift", "two_way_ring"])
-def test_an_answer_with_a_part_missing_was_attempted(name):
+def test_an_answer_with_a_part_missing_was_attempted():
     def half_done(tensor, *args):
         if args and isinstance(args[-1], dist.ProcessGroup):
             raise NotImplementedError
-        return ANSWERS[name](tensor, *args)
+        return ANSWERS["ring_shift"](tensor, *args)
 
-    result = CHECKS[name].run(half_done)
+    result = check.ring_shift.run(half_done)
     assert result.status == "failed"
     assert "NotImplementedError" in str(result)

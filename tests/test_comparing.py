@@ -20,14 +20,11 @@ def told(got, want, **options):
     ("got", "want", "message"),
     [
         ([INF, 1.0], [INF, 2.0], r"2 at index \(1,\) / 1 at index \(1,\)"),
-        ([NAN], [0.0], "0 at"),
         ([0.0], [NAN], "nan at"),
         ([INF], [3.4e38], "/ inf"),
-        ([1e-4], [0.0], "0 at"),
         ([1.0, 1.5, 1.25], [1.0, 1.0, 1.0], r"1.5 at index \(1,\), the largest of 2"),
         ([1.00002], [1.0], r"1\.00002"),
         ([True, False], [True, True], r"True at index \(1,\) / False"),
-        ([1, 2], [1, 3], "3 at"),
     ],
 )
 def test_tensors_that_are_not_close_are_told_with_the_worst_place(got, want, message):
@@ -61,17 +58,18 @@ def test_close_allows_roundings_and_no_more(dtype, near, far):
         (torch.tensor([-0.0]), torch.tensor([0.0]), "at index"),
         (torch.tensor([1.0]).nextafter(torch.tensor(2.0)), torch.tensor([1.0]), "1.0000001192"),  # in full
         (torch.tensor([0.0]), torch.tensor([NAN]), "nan at"),
+        (torch.ones(1, 3), torch.ones(2, 3), r"shape \(2, 3\) / shape \(1, 3\)"),
+        (torch.ones(2), torch.ones(2).long(), "dtype torch.int64 / dtype torch.float32"),
+        (torch.ones(2, device="meta"), torch.ones(2), "device cpu / device meta"),
+        (None, torch.ones(2), "a tensor of shape .*NoneType"),
         (torch.tensor(1), 1, "a Tensor"),
         (1.0, 1, "a float"),
         (True, 1, "1 / True"),
-        (1, True, "an? int"),
         (0.1 + 0.2, 0.3, "0.30000000000000004"),
         ([1, 2], (1, 2), "a tuple"),
         ([1, 2, 3], [1, 2], r"\[1, 2, 3\]"),
         ({"a": 1, "c": 2}, {"b": 1, "c": 2}, "2 entries / 2 entries, without 'b' and with 'a'"),
         ([torch.tensor([1.0])], [torch.tensor([2.0])], "in entry 0"),
-        ("a", "b", "'b' / 'a'"),
-        (None, 0, "None"),
     ],
 )
 def test_equal_rejects(got, want, message):
@@ -82,13 +80,10 @@ def test_equal_rejects(got, want, message):
     ("got", "want"),
     [
         (torch.tensor([NAN, INF, -0.0]), torch.tensor([NAN, INF, -0.0])),
-        (torch.tensor([1 + 2j]), torch.tensor([1 + 2j])),
         (torch.ones(0, 3), torch.ones(0, 3)),
         (np.float64(0.5), 0.5),
-        (np.int64(3), 3),
         (1, 1.0),
         (np.True_, True),
-        ([torch.tensor([1.0]), 2], [torch.tensor([1.0]), 2]),
         (OrderedDict(a=1), {"a": 1}),
         (NAN, NAN),
     ],

@@ -67,31 +67,25 @@ def test_demands_that_doing_nothing_meets_earn_nothing_alone():
     assert judged(lambda trial: body(trial, True), demands=4).earned == 9
 
 
-def test_a_group_is_one_demand_that_fails_with_its_first_case_that_does():
+def test_a_group_is_one_demand_that_fails_with_its_first_case_that_does_and_hints_for_those_that_have_none():
     def body(trial):
         for limit in (9, 2, 9):
             with trial.group("small", hint="look", see=1):
                 for n in range(4):
                     trial.that(f"n = {n}", n < limit, expected="below", got=n)
-        with trial.group("a number"):
+        with trial.group("a number", hint="look", see=1):
+            trial.equal("value", 3, 2, hint="count")
+        with trial.group("a folded hint", hint="look", see=1):
+            trial.equal("value", 3, 2, see=2)
+        with trial.group("another", hint="look", see=1):
             trial.equal("type", 3, 3)
 
-    result = judged(body, demands=2)
-    assert outcomes(result) == [("small", False), ("a number", True)]
-    assert result.earned == 6
+    result = judged(body, demands=4)
+    assert outcomes(result) == [("small", False), ("a number", False), ("a folded hint", False), ("another", True)]
+    assert result.earned == 3
     assert result.failure.got == "2\n(n = 2)"
     assert [line.strip() for line in str(result).splitlines()[3:5]] == ["got:      2", "(n = 2)"]
-
-
-def test_a_groups_hints_serve_the_cases_that_have_none():
-    for own, told in (({}, ("look", 1)), ({"hint": "count"}, ("count", None)), ({"see": 2}, ("", 2))):
-
-        def body(trial, own=own):
-            with trial.group("small", hint="look", see=1):
-                trial.equal("n = 3", 3, 2, **own)
-
-        failure = judged(body).failure
-        assert (failure.hint, failure.see) == told
+    assert [(failure.hint, failure.see) for failure in result.failures] == [("look", 1), ("count", None), ("", 2)]
 
 
 def test_an_exception_of_the_same_line_is_told_once_and_the_other_groups_are_not_judged():

@@ -40,8 +40,7 @@ def refuse():
 )
 def test_raises_wants_the_kind_and_one_of_the_words(action, words, status):
     assert judged(lambda trial: raises(trial, "a case", action, ValueError, *words)).status == status
-    assert outcome(refuse) == "ValueError"
-    assert outcome(int) == "no exception"
+    assert [outcome(refuse), outcome(int)] == ["ValueError", "no exception"]
 
 
 @pytest.mark.parametrize(
@@ -91,14 +90,10 @@ def test_script_tells_the_events_before_the_first_difference():
 
 
 def test_derived_gives_the_class_and_ends_the_check_without_it():
-    class Base:
-        pass
-
-    class Answer(Base):
-        pass
-
-    assert judged(lambda trial: trial.equal("found", derived(trial, Answer, "Base") is Base, True)).status == "passed"
-    assert judged(lambda trial: derived(trial, int, "Base")).status == "failed"
+    answer = type("Answer", (nn.Linear,), {})
+    found = judged(lambda trial: trial.equal("found", derived(trial, answer, "Linear") is nn.Linear, True))
+    assert found.status == "passed"
+    assert judged(lambda trial: derived(trial, int, "Linear")).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,7 @@ def test_derived_gives_the_class_and_ends_the_check_without_it():
         (lambda x: x.mean() + 1e-3, "failed"),
         (lambda x: x.double().mean(), "failed"),
         (lambda x: x.mean(0, keepdim=True), "failed"),
-        (lambda x: x.sub_(x.mean()).mean() + x.mean(), "failed"),
+        (lambda x: x.mean() + x.zero_().sum(), "failed"),
         (lambda x: x.mean().item(), "failed"),
         (lambda x: None, "failed"),
         (lambda x: refuse(), "failed"),
@@ -139,13 +134,7 @@ def test_samples_gives_copies_and_options_and_allows_the_room_that_it_is_told():
         (lambda x: torch.sin(x.detach()), "failed"),
     ],
 )
-def test_gradients_of_equal_values_are_compared(answer, status):
-    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+def test_gradients_of_equal_values_are_compared_and_zero_for_what_was_not_used(answer, status):
+    x, unused = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert sampled(answer, torch.sin, Sample("5 numbers", x), look=gradients) == status
-
-
-def test_gradients_are_zeros_for_an_argument_that_was_not_used():
-    x = torch.randn(2, 3, requires_grad=True)
-    unused = torch.randn(4, requires_grad=True)
-    sent = torch.autograd.grad(x**2, x, torch.linspace(-1.0, 2.0, 6).reshape(2, 3))[0]
-    torch.testing.assert_close(gradients(x**2, x, unused), [sent, torch.zeros(4)])
+    assert gradients(torch.sin(x), x, unused)[1].tolist() == [0.0] * 5
