@@ -41,7 +41,7 @@ if LINUX:
 
 START_SECONDS = 180  # for a process to exist and to say its first word
 LOOK_SECONDS = 0.1  # between two looks at what it holds and has started
-MESSAGE, MESSAGE_SECONDS = 2_000_000, 5  # bytes, and how long they may take; to nothing longer is listened
+MESSAGE = 2_000_000  # bytes; nothing longer is listened to
 
 interrupted = threading.Event()  # whoever sets it ends all waiting: `hear` raises Stopped
 _STARTING = threading.Lock()
@@ -116,7 +116,7 @@ class Confined:
         """
         end = time.monotonic() + seconds
         # the announcement of a message that never comes would hold us for ever
-        watch = threading.Timer(seconds + MESSAGE_SECONDS, self._kill)
+        watch = threading.Timer(seconds + 1, self._kill)
         watch.start()
         try:
             while not self._link.poll(LOOK_SECONDS):

@@ -161,8 +161,7 @@ def _seed(named: int | None, file: Path) -> int:
 
 def _read_kept(file: Path) -> Graded:
     document = json.loads(file.read_text(encoding="utf-8"))
-    exercises = tuple(GradedExercise(**(one | {"demands": tuple(one["demands"])})) for one in document["exercises"])
-    return Graded(document["topic"], exercises, tuple(document["notes"]))
+    return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
 
 
 def _nothing(own: Student, topic: str) -> Graded:

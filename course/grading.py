@@ -25,8 +25,8 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -94,6 +94,19 @@ class Graded:
         return sum(exercise.of for exercise in self.exercises)
 
 
+@dataclass(frozen=True)
+class Job:
+    """An answer that is to be judged."""
+
+    lesson: Skeleton
+    task: Task
+    submission: Submission
+    passed: tuple[str, ...]  # ids of earlier answer cells, which take the place of the lesson's
+    seed: int  # of the check
+    seconds: float  # for the answer, and for its check
+    key: str = field(default_factory=secrets.token_hex)  # what each message has to hold
+
+
 def prepare(topics: Iterable[str]) -> str:
     """Have processes start with what these topics need. Returns why they can't be sealed here; nothing if they can."""
     confined.prepare([skeleton(topic).code["setup"] for topic in topics], also=["course.grading"])
@@ -116,7 +129,7 @@ def grade(submission: Submission, *, seed: int, seconds: float = 60.0) -> Graded
         elif not task.is_attempted_in(submission.answers[task.cell]):
             one = replace(nothing, status=NOT_ATTEMPTED, reason="there is nothing but the stub")
         else:
-            one = _judged(nothing, (lesson, task, submission, passed, seed, seconds), seconds, is_sealed)
+            one = _judged(nothing, Job(lesson, task, submission, tuple(passed), seed, seconds), is_sealed)
         graded.append(one)
         if one.status == PASSED:
             passed.append(task.cell)
@@ -130,17 +143,16 @@ def absent(topic: str, status: str, reason: str) -> Graded:
     return Graded(topic, tuple(exercises))
 
 
-def _judged(nothing: GradedExercise, work: tuple, seconds: float, is_sealed: bool) -> GradedExercise:
-    """Have an answer judged in a process of its own. `work` is what `judge` gets beside a key."""
-    key = secrets.token_hex()
+def _judged(nothing: GradedExercise, job: Job, is_sealed: bool) -> GradedExercise:
+    """Have an answer judged in a process of its own."""
     # a check ends itself, and says where it was
-    stages = {BEFORE: START_SECONDS, ANSWER: seconds, CHECKING: 1.25 * seconds + 1}
+    stages = {BEFORE: START_SECONDS, ANSWER: job.seconds, CHECKING: 1.25 * job.seconds + 1}
     stage = BEFORE
     try:
-        with Confined(judge, (*work, key), Limits(), is_sealed=is_sealed) as process:
+        with Confined(judge, (job,), Limits(), is_sealed=is_sealed) as process:
             while stage in stages:
                 said = process.hear(stages.pop(stage))
-                if not isinstance(said, dict) or said.get("key") != key:
+                if not isinstance(said, dict) or said.get("key") != job.key:
                     raise Stopped(NO_RESULT)
                 stage = str(said.get("stage"))
         return _verdict(nothing, said)
@@ -192,21 +204,8 @@ class _NoChecks:
         return answer
 
 
-def judge(
-    link: Connection,
-    lesson: Skeleton,
-    task: Task,
-    submission: Submission,
-    passed: Collection[str],
-    seed: int,
-    seconds: float,
-    key: str,
-) -> None:
-    """Run what comes before, then the answer, then the check, and say at each stage how it went.
-
-    passed: ids of the answer cells that take the place of the lesson's. key: what each message has to hold.
-    """
-    from shared.checks.report import Item
+def judge(link: Connection, job: Job) -> None:
+    """Run what comes before, then the answer, then the check, and say at each stage how it went."""
     from shared.checks.traces import describe
 
     module = ModuleType("__main__")  # as a notebook's, so that pickle and torch.export find what is defined here
@@ -215,53 +214,47 @@ def judge(
     namespace["display"] = lambda *_, **__: None
 
     def tell(stage: str, reason: str = "", earned: float = 0, demands: Any = (), say: Any = say) -> None:
-        say(link, {"key": key, "stage": stage, "reason": reason[:TEXT], "earned": earned, "demands": demands})
+        say(link, {"key": job.key, "stage": stage, "reason": reason[:TEXT], "earned": earned, "demands": demands})
 
     try:
-        run_source(lesson.code["setup"], "setup", namespace)
-        exercise = eval(task.check, namespace)
+        run_source(job.lesson.code["setup"], "setup", namespace)
+        exercise = eval(job.task.check, namespace)
     except BaseException as error:
         return tell(BROKEN, f"the setup cell fails: {describe(error)}")
     # what decides is taken before any line of the student's has run
-    run, before = type(exercise).run, _deciding(exercise)
+    run, owners = type(exercise).run, _deciding(exercise)
+    before = _contents(owners)
     tell(ANSWER)
-    hidden_failure = ""
+    hidden_fails = False
     try:
-        _run_cells(namespace, exercise, lesson, task, submission, passed)
-        answer = eval(task.argument, namespace)
+        _run_cells(job, namespace, type(exercise))
+        answer = eval(job.task.argument, namespace)
         if _is_courses(answer, exercise):
             raise _RefusedError("it is the course's own")
         tell(CHECKING)
-        result = run(exercise, answer, seed=seed, seconds=seconds)
+        result = run(exercise, answer, seed=job.seed, seconds=job.seconds)
         if result.status == PASSED:
             try:
-                run_source(task.hidden, "hidden tests", namespace)
-            except Exception as error:
-                hidden_failure = type(error).__name__  # gives nothing of the test away
+                run_source(job.task.hidden, "hidden tests", namespace)
+            except Exception:
+                hidden_fails = True
     except _RefusedError as error:
         return tell(REFUSED, str(error))
     except _LessonError as error:
         return tell(BROKEN, str(error))
     except BaseException as error:
         return tell(FAILED, describe(error))
-    after = _deciding(exercise)
+    after = _contents(owners)
     if replaced := [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]:
         return tell(REFUSED, f"it has replaced {replaced[0]}")
-    shown = [item for item in result.items if not (item.passed and item.guard)]
-    if hidden_failure:
-        shown.append(Item("hidden tests", False, expected="no exception", got=hidden_failure))
+    if hidden_fails:
+        return tell(FAILED, "a hidden test fails")
     demands = [
-        {
-            "name": item.name,
-            "passed": item.passed,
-            "expected": item.expected[:TEXT],
-            "got": item.got[:TEXT],
-            "hint": item.advice,
-        }
-        for item in shown
+        {"name": one.name, "passed": one.passed}
+        | {"expected": one.expected[:TEXT], "got": one.got[:TEXT], "hint": one.advice}
+        for one in result.items
+        if not (one.passed and one.guard)
     ]
-    if hidden_failure:
-        return tell(FAILED, "a hidden test fails", 0, demands)
     reason = result.note or "; ".join(item.name for item in result.failures)
     if result.unjudged:
         reason += f"; {result.unjudged} more could not be judged"
@@ -271,36 +264,27 @@ def judge(
 # ---------------------------------------------------------------- running an answer
 
 
-def _run_cells(
-    namespace: dict[str, Any],
-    exercise: Any,
-    lesson: Skeleton,
-    task: Task,
-    submission: Submission,
-    passed: Collection[str],
-) -> None:
-    """Run the answer cell and what it needs."""
-    answer = _runnable(submission.answers[task.cell])
+def _run_cells(job: Job, namespace: dict[str, Any], kind: type) -> None:
+    """Run the answer cell and what it needs. `kind` is the type of a check."""
+    answers, own = job.submission.answers, job.task.cell
+    answer = _runnable(answers[own])
     compile(answer, "your answer", "exec", dont_inherit=True)  # raises what a reader understands
-    courses: set[ast.stmt] = set()
-    above: list[ast.stmt] = []
-    for cell, source in lesson.before(task).items():
-        statements = _statements(submission.answers[cell] if cell in passed else source)
-        above += statements
-        if cell not in passed:
-            courses.update(statements)
-    known = set(namespace).union(*map(bound, above))
+    above = {
+        cell: _statements(answers[cell] if cell in job.passed else source)
+        for cell, source in job.lesson.before(job.task).items()
+    }
+    courses = {one for cell, statements in above.items() if cell not in job.passed for one in statements}
+    known = [one for statements in above.values() for one in statements]
+    names = set(namespace).union(*map(bound, known))
     # a helper that stands beside another answer serves this one, too
-    beside = [source for cell, source in submission.answers.items() if cell != task.cell and cell not in passed]
-    others = [one for source in [*beside, *submission.others] for one in _statements(source)]
-    others = [one for one in others if not bound(one) & known]
-    chosen = needed_for(used(answer) | task.uses, above + others)
+    beside = [source for cell, source in answers.items() if cell != own and cell not in job.passed]
+    others = [one for source in [*beside, *job.submission.others] for one in _statements(source)]
+    others = [one for one in others if not bound(one) & names]
+    chosen = needed_for(used(answer) | job.task.uses, known + others)
     if any(map(_imports_checks, [answer, *(ast.unparse(one) for one in chosen if one not in courses)])):
         raise _RefusedError("it imports the course's checks")
     nothing, checks = _NoChecks(), vars(namespace[CHECK])
-    lessons = SimpleNamespace(
-        **{name: nothing if isinstance(one, type(exercise)) else one for name, one in checks.items()}
-    )
+    lessons = SimpleNamespace(**{name: nothing if isinstance(one, kind) else one for name, one in checks.items()})
     for statement in chosen:
         namespace[CHECK] = lessons if statement in courses else nothing
         try:
@@ -351,23 +335,30 @@ def _is_courses(answer: Any, exercise: Any) -> bool:
     return exercise.is_stand_in(answer) or any(home.startswith("shared.checks") for home in homes)
 
 
-def _deciding(exercise: Any) -> dict[str, tuple[object, int]]:
-    """Which object is what, of all that decides: what can be called of the checks, of Python and of torch."""
+def _deciding(exercise: Any) -> dict[str, Any]:
+    """What decides, by its name: the exercise, and modules and classes of the checks, of Python and of torch."""
     import torch
 
     checks = [module for name, module in sys.modules.items() if name.startswith("shared.checks")]
     classes = {one for module in checks for one in vars(module).values() if isinstance(one, type)}
-    classes = [one for one in classes if one.__module__.startswith("shared.checks")]
+    classes = {one for one in classes if one.__module__.startswith("shared.checks")}
+    modules = [*checks, builtins, math, torch, torch.nn.functional, torch.testing]
+    owners = {module.__name__: module for module in modules}
+    owners |= {f"{one.__module__}.{one.__name__}": one for one in [*classes, torch.Tensor]}
+    return owners | {"its check": exercise}
+
+
+def _contents(owners: dict[str, Any]) -> dict[str, tuple[object, int]]:
+    """Which object is what: all that can be called of each, all of the exercise, and the tolerances."""
     found = {}
-    for owner in [exercise, *checks, *classes, builtins, math, torch, torch.nn.functional, torch.testing, torch.Tensor]:
-        where = "its check" if owner is exercise else owner.__name__
+    for where, owner in owners.items():
         for name, value in vars(owner).items():
             function = value
             if isinstance(value, property):
                 function = value.fget
             elif isinstance(value, staticmethod | classmethod):
                 function = value.__func__
-            if callable(function) or owner is exercise:
+            if callable(function) or where == "its check":
                 found[f"{where}.{name}"] = id(value), id(getattr(function, "__code__", None))
             elif name == "_TOLERANCES":
                 found[f"{where}.{name}"] = repr(value), id(value)

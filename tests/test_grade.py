@@ -88,9 +88,9 @@ os._exit(0)
 FOUND_KEY = """
 import json, os, sys
 frame = sys._getframe()
-while not {"key", "link"} <= set(frame.f_locals):
+while not {"job", "link"} <= set(frame.f_locals):
     frame = frame.f_back
-said = {"stage": "failed", "reason": "", "earned": 1, "demands": [], "key": frame.f_locals["key"], **%s}
+said = {"stage": "failed", "reason": "", "earned": 1, "demands": [], "key": frame.f_locals["job"].key, **%s}
 frame.f_locals["link"].send_bytes(json.dumps(said).encode())
 os._exit(0)
 """
@@ -133,6 +133,7 @@ CASES = {
     "fetches it": (answering("import sys; fixed_bytes = sys.modules['shared.checks.topic_15_07']._fixed_bytes"),
         0, "refused", "it is the course's own"),
     "forges a result": (answering(FORGED), 0, "stopped", "no result"),
+    "earns too much": (answering(FOUND_KEY % {"earned": 1e9}), 15, "failed", ""),
     "demands nonsense": (answering(FOUND_KEY % {"demands": [{}]}), 0, "stopped", "no result"),
     "stays at a stage": (answering(FOUND_KEY % {"stage": "the answer cell"}), 0, "stopped", "no result"),
     "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>\\ud800')"), 0, "failed", "parameters"),
@@ -301,15 +302,6 @@ def test_a_verdict_is_kept_only_while_nothing_that_decides_it_changes(tmp_path, 
 # one submission
 
 
-@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
-def test_where_nothing_is_sealed_an_answer_still_ends_with_all_it_started(monkeypatch):
-    grading.prepare([TOPIC])
-    monkeypatch.setattr(grading, "prepare", lambda topics: "a test")
-    found = graded_exercises(answering(BOMB, **{WITNESS: RIGHT[WITNESS]}), seconds=8)
-    assert (found[NUMBER].status, found[WITNESS_NUMBER].status) == ("stopped", "passed")
-    assert "processes" in found[NUMBER].reason
-
-
 def test_a_lesson_of_ones_own_may_fail_and_has_hidden_tests(tmp_path, monkeypatch):
     """A lesson that fails is no student's fault; a hidden test that fails takes the points and gives nothing away."""
     lesson = notebook(TOPIC, RIGHT)
@@ -331,7 +323,6 @@ def test_a_lesson_of_ones_own_may_fail_and_has_hidden_tests(tmp_path, monkeypatc
         skeleton.cache_clear()
     one = found[NUMBER]
     assert (one.status, one.points, one.reason) == ("failed", 0, "a hidden test fails")
-    assert one.demands[-1]["got"] == "KeyError"
     assert "secret" not in str(one)
     assert found[WITNESS_NUMBER].points == 15
     assert broken.status == "check broken"

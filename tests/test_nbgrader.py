@@ -1,7 +1,4 @@
-"""nbgrader on the exercises of 15-07 and what they need: untouched it earns nothing, half-solved its part.
-
-`generate_assignment` leaves solutions and hidden tests out.
-"""
+"""nbgrader on the exercises of 15-07 and what they need: untouched it earns nothing, half-solved its part."""
 
 import json
 import os
