@@ -107,7 +107,7 @@ CASES = {
     "does nothing": (as_file(notebook(TOPIC)), 0, "not attempted", "the stub"),
     "hands in nothing": (None, 0, "not handed in", ""),
     "hands in a report": ({"report.pdf": b""}, 0, "not handed in", "report.pdf"),
-    "breaks the JSON": (answering(RIGHT[CELL])[:-50], 0, "unreadable", "no notebook"),
+    "breaks the JSON": ({"final.ipynb": answering(RIGHT[CELL])[:-50]}, 0, "unreadable", "no notebook"),
     "deletes the cell": (changed(lambda made: made["cells"].pop(place(made, CELL))), 0, "missing", "answer cell"),
     "is half right": (answering(RIGHT[CELL].replace('"adam": 2', '"adam": 3')), 12, "failed", "optimizer"),
     # mistakes that end a process, or never end
