@@ -198,10 +198,8 @@ def test_a_batch_ends_in_a_table_and_pages_and_says_what_to_look_at(batch):
     for text in ("more than 32 processes", "it has replaced torch.allclose", "no notebook (JSONDecodeError"):
         assert text in summary
     assert rows["~ writes outside"][NUMBER]["points"] == "0"
-    if grading.prepare([TOPIC]):
-        assert "can't be sealed here" in said
-    else:
-        assert "Read-only file system" in (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
+    page = (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
+    assert "can't be sealed here" in said or "Read-only file system" in page
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -373,6 +371,7 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
     }
     unreadable = {"-Ada/B": [Unreadable("x.ipynb", "", "no <b>")], "bo": [], "cy": []}
     grade_pages.write(tmp_path, results, unreadable, 5)
+    assert (tmp_path / "grades.csv").read_bytes().startswith(b"\xef\xbb\xbf"), "Excel sees UTF-8"
     lines = (tmp_path / "grades.csv").read_text(encoding="utf-8-sig").splitlines()
     assert lines[:2] == [
         "student,topic,exercise,points,of,status,reason",
