@@ -13,7 +13,6 @@ is sealed: it can write nowhere else, reaches no network, and sees no process bu
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import json
@@ -21,6 +20,7 @@ import multiprocessing as mp
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import psutil
@@ -36,9 +36,11 @@ import psutil
 from course.environment import ROOT
 
 LINUX = sys.platform == "linux"
+if LINUX:
+    from course import namespaces
+
 START_SECONDS = 180  # for a process to exist and to say its first word
 LOOK_SECONDS = 0.1  # between two looks at what it holds and has started
-NOT_SEALED = "not sealed"
 MESSAGE = 2_000_000  # bytes; nothing longer is listened to
 
 interrupted = threading.Event()  # whoever sets it ends all waiting: `hear` raises Stopped
@@ -56,7 +58,6 @@ class Limits:
     memory: int = 4 * 2**30  # bytes, of each process, and of all together above what PyTorch takes
     processes: int = 32  # how many there may be at a time. Where the kernel counts, it allows four threads for each
     file_size: int = 2**29  # bytes of a file; if the process is sealed, of all files
-    open_files: int = 1024  # of each process
 
 
 def say(link: Connection, message: Any) -> None:
@@ -65,20 +66,15 @@ def say(link: Connection, message: Any) -> None:
 
 
 def prepare(sources: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Let the processes that follow start with what these sources import; no effect where they can't be forked.
+    """Let the processes that follow start with the modules that these sources import; no effect but on Linux.
 
-    Not a topic's checks: should they fail while they are being worked on, each process says so and the server lives.
+    Not with a topic's checks: should one fail while it is being worked on, each process says so and the server lives.
     also: names of more modules.
     """
     # the optimizers import torch._dynamo at first use, which takes 2 s
-    modules = {"course.confined", "shared.checks.exercise", "torch._dynamo"}
+    modules = {"course.confined", "shared.checks.exercise", "torch._dynamo", *also}
     for source in sources:
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.Import):
-                modules |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    modules = {name for name in modules if not name.startswith("shared.checks.topic")} | set(also)
+        modules |= set(re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE))
     if LINUX:
         mp.get_context("forkserver").set_forkserver_preload(sorted(modules))
 
@@ -95,7 +91,7 @@ class Confined:
         self._base = 0
 
     def __enter__(self) -> Confined:
-        """Start it. Raises OSError if no process can be started."""
+        """Start it. Raises OSError or EOFError if no process can be started."""
         context = mp.get_context("forkserver" if LINUX else "spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="confined-", ignore_cleanup_errors=True)
         self._link, theirs = context.Pipe()
@@ -103,126 +99,73 @@ class Confined:
         hidden = multiprocessing.util.get_temp_dir() if self._is_sealed else None
         arguments = (self._work, self._arguments, self._limits, self._folder.name, hidden, theirs)
         self._process = context.Process(target=_enter, args=arguments)
-        try:
-            with _STARTING:
-                self._process.start()
-        except (EOFError, OSError) as error:
-            self._link.close()
-            self._folder.cleanup()
-            raise OSError(f"no process can be started ({type(error).__name__}: {error})") from None
-        finally:
-            theirs.close()
+        with theirs, _STARTING:
+            self._process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        self._process.join(60)  # close() raises if it is still there
-        self._process.close()
+        self._process.join(60)
         self._link.close()
         self._folder.cleanup()
 
     def hear(self, seconds: float) -> Any:
         """What the process says next.
 
-        Raises Stopped if it said nothing in so many seconds, died, took more than it may, or sent no JSON; OSError if
-        it could not be sealed, so that nothing was run.
+        Raises Stopped if it said nothing in so many seconds, died, took more than it may, or sent no JSON.
         """
-        deadline = time.monotonic() + seconds
-        while True:
-            left = deadline - time.monotonic()
-            ready = wait([self._link, self._process.sentinel], max(0, min(left, LOOK_SECONDS)))
-            if self._link in ready or (ready and self._link.poll()):
-                return self._receive(max(left, 1.0))
-            if ready:
-                raise Stopped(self._fate())
-            if interrupted.is_set():
-                raise Stopped("it was interrupted")
-            if left <= 0:
-                raise Stopped(f"it took more than {seconds:g} s")
-            self._look()
-
-    def _receive(self, seconds: float) -> Any:
+        end = time.monotonic() + seconds
         # the announcement of a message that never comes would hold us for ever
-        watch = threading.Timer(seconds, self._kill)
+        watch = threading.Timer(seconds + 1, self._kill)
         watch.start()
         try:
-            message = json.loads(self._link.recv_bytes(MESSAGE))
-        except EOFError:
-            raise Stopped(self._fate()) from None
+            while not self._link.poll(LOOK_SECONDS):
+                if interrupted.is_set():
+                    raise Stopped("it was interrupted")
+                if time.monotonic() >= end:
+                    raise Stopped(f"it took more than {seconds:g} s")
+                self._look()
+            return json.loads(self._link.recv_bytes(MESSAGE))
+        except (EOFError, BrokenPipeError):
+            self._process.join(5)
+            status = self._process.exitcode
+            raise Stopped(f"its process ended before there was a result (exit status {status})") from None
         except (OSError, ValueError, RecursionError):
             raise Stopped("it sent what is no result") from None
         finally:
             watch.cancel()
-        if isinstance(message, dict) and NOT_SEALED in message:
-            raise OSError(f"a process can't be sealed: {message[NOT_SEALED]}")
-        return message
-
-    def _fate(self) -> str:
-        """How it died."""
-        self._process.join(5)
-        status = self._process.exitcode
-        if status in (None, 0, 255):  # 255 is multiprocessing's word for a status that it could not learn
-            return "its process ended before there was a result"
-        with contextlib.suppress(ValueError):
-            return f"its process was ended by {signal.Signals(-status if status < 0 else status - 128).name}"
-        return f"its process ended with exit status {status}"
 
     def _look(self) -> None:
         """Raise Stopped if it has started too much, or all together hold too much."""
-        try:
+        with contextlib.suppress(psutil.Error):  # one has ended meanwhile
             first = psutil.Process(self._process.pid)
             family = [first, *first.children(recursive=True)]
-        except psutil.Error:
-            return
-        # on Linux a process or two do nothing but wait
-        if len(family) > self._limits.processes + 2:
-            raise Stopped(f"it had started more than {self._limits.processes} processes")
-        # what each process is born with, PyTorch above all, is no memory that the code has taken
-        self._base = self._base or _memory(first)
-        if sum(max(0, _memory(one) - self._base) for one in family) > self._limits.memory:
-            raise Stopped(f"it took more than {self._limits.memory / 2**30:g} GiB of memory")
+            # on Linux a process or two do nothing but wait
+            if len(family) > self._limits.processes + 2:
+                raise Stopped(f"it had started more than {self._limits.processes} processes")
+            # what each process is born with, PyTorch above all, is no memory that the code has taken
+            self._base = self._base or first.memory_info().rss
+            if sum(max(0, one.memory_info().rss - self._base) for one in family) > self._limits.memory:
+                raise Stopped(f"it took more than {self._limits.memory / 2**30:g} GiB of memory")
 
     def _kill(self) -> None:
         """End it with all that it has started."""
-        if not self._is_sealed:  # else the kernel ends the rest
-            # groups first, which are killed in one go, while processes may multiply faster than they are listed
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(self._process.pid).children():
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self._process.pid)
+            if LINUX and not self._is_sealed:  # when its child has ended, it ends the rest; else the kernel does
+                for child in first.children():
                     _kill_group(child.pid)
-            end_family(self._process.pid)
+                self._process.join(30)
+            elif not LINUX:
+                for member in first.children(recursive=True):
+                    member.kill()
         _kill_group(self._process.pid)
         self._process.kill()
 
 
-def _memory(process: psutil.Process) -> int:
-    with contextlib.suppress(psutil.Error):
-        return process.memory_info().rss
-    return 0
-
-
 def _kill_group(leader: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # it leads none; Windows
         os.killpg(leader, signal.SIGKILL)
-
-
-def end_family(pid: int) -> None:
-    """Kill what a process has started, also what is started meanwhile; it itself stays."""
-    end = time.monotonic() + 30
-    while (family := _living_children(pid)) and time.monotonic() < end:
-        for member in family:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        time.sleep(0.002)
-
-
-def _living_children(pid: int) -> list[psutil.Process]:
-    living = []
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    living.append(child)
-    return living
 
 
 @functools.cache
@@ -231,16 +174,10 @@ def can_seal() -> str:
     if not LINUX:
         return f"{sys.platform} has no namespaces"
     try:
-        with Confined(_try_seal, (), Limits(), is_sealed=True) as process:
+        with Confined(say, ("",), Limits(), is_sealed=True) as process:
             return process.hear(START_SECONDS)
-    except (Stopped, OSError) as error:
+    except Stopped as error:
         return str(error)
-
-
-def _try_seal(link: Connection) -> None:
-    import shared.checks.exercise  # noqa: F401 - is all that is needed readable in there?
-
-    say(link, "")
 
 
 # ---------------------------------------------------------------- in the new process
@@ -256,8 +193,6 @@ def _enter(
     if hasattr(os, "setsid"):
         os.setsid()
     if LINUX:
-        from course import namespaces
-
         _close_all_but(link)
         namespaces.die_with_parent()
         namespaces.adopt_orphans()
@@ -270,7 +205,7 @@ def _enter(
                 _go_on_in_child(link)
                 namespaces.drop_powers()
         except OSError as error:
-            say(link, {NOT_SEALED: f"{error.filename}: {error.strerror}"})
+            say(link, f"{error.filename}: {error.strerror}")  # which `can_seal` hears
             os._exit(1)
     _settle(folder, limits, is_sealed=bool(hidden))
     work(link, *arguments)
@@ -288,20 +223,23 @@ def _close_all_but(link: Connection) -> None:
 
 def _go_on_in_child(link: Connection) -> None:
     """Return in a new child; here, wait for it, and end with its status and all that it has left."""
-    from course import namespaces
-
     child = os.fork()
     if child == 0:
         namespaces.die_with_parent()
         os.setsid()  # a group of its own, which is killed in one go
         return
     link.close()
-    while True:
+    ended = 0
+    while ended != child:
         ended, status = os.waitpid(-1, 0)
-        if ended == child:
-            break
-    if os.getpid() != 1:  # what the first process of a tree leaves is ended by the kernel
-        end_family(os.getpid())
+    # until there is none any more; what the first process of a tree leaves is ended by the kernel, and hidden from here
+    with contextlib.suppress(ChildProcessError, psutil.Error):
+        while os.getpid() != 1:
+            for member in psutil.Process().children(recursive=True):
+                _kill_group(member.pid)  # in one go, while processes may multiply faster than they are listed
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
+            os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
@@ -318,7 +256,6 @@ def _settle(folder: str, limits: Limits, is_sealed: bool) -> None:
         values = {
             resource.RLIMIT_DATA: limits.memory,
             resource.RLIMIT_FSIZE: limits.file_size,
-            resource.RLIMIT_NOFILE: limits.open_files,
             resource.RLIMIT_CORE: 0,
         }
         if is_sealed:  # else it would count what the same user runs elsewhere, too
@@ -340,6 +277,4 @@ def _settle(folder: str, limits: Limits, is_sealed: bool) -> None:
         fork = mp.get_context("fork")
         mp.get_context = lambda method=None: fork
         # Ranks forked from one process hold the ends of each other's links, so they would not see that it is gone.
-        from course import namespaces
-
         os.register_at_fork(after_in_child=namespaces.die_with_parent)

@@ -1,20 +1,17 @@
 """Grade a folder of submissions, several at a time: a table of points, a page for each student, and a summary.
 
 SUBMISSIONS is a folder or a zip file: a folder for each student, files with names in them, or what Moodle, Canvas or
-Gradescope export. Files may have any name: which notebook it is, its answer cells tell. The answers are taken out of
-the students' notebooks and put into the course's own, after the definitions there that they use; nothing else runs.
-Each exercise is judged in a process of its own with limits, by the notebook's checks with another seed.
+Gradescope export. Files may have any name: which notebook it is, its answer cells tell. The answers are put into the
+course's own notebooks, after the definitions there that they use; nothing else runs. Each exercise is judged in a
+process of its own with limits, by the notebook's checks with another seed.
 
 The output folder (default: grades, beside SUBMISSIONS) gets grades.csv, summary.html, feedback/STUDENT.html, and
 seed.txt with the seed, which another run uses again. What was graded is kept there: called again, the command grades
 only what is new, has changed or was interrupted.
 
-With --dask the work is done by the workers of a running Dask cluster, whose machines have the course. With --gradescope
-nothing is graded: it writes the zip of an autograder for one topic.
-
-A check runs in one process with the answer that it judges. Mistakes stay in there; somebody who sets out to deceive a
-check can do so, but can't change another student's grade where this system seals processes. Where it can't, the command
-says so: then, and for strangers' submissions, grade in a container. The instructor's guide has the recipe.
+Somebody who sets out to deceive a check can do so, but can't change another student's grade where this system seals
+processes. Where it can't, the command says so: then, and for strangers' submissions, grade in a container. The
+instructor's guide has the recipe.
 
 The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
 usage and 130 after Ctrl-C. What could not be read or judged is printed at the end, and stands in the summary.
@@ -32,15 +29,14 @@ import secrets
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from course import grade_pages, gradescope
-from course.collecting import CollectingError, Collection, collect
+from course.collecting import CollectingError, Student, collect
 from course.confined import interrupted
 from course.files import NotWritableError, require_writable, write_whole
-from course.grading import ABSENT, UNREADABLE, Graded, absent, grade, prepare
-from course.judging import BROKEN
+from course.grading import ABSENT, BROKEN, UNREADABLE, Graded, GradedExercise, absent, grade, prepare
 from course.lesson_code import TargetError
 from course.processes import asked_to_end
 from course.release import ReleaseError
@@ -93,46 +89,52 @@ def main(args: argparse.Namespace) -> int:
 
 def _grade(args: argparse.Namespace) -> int:
     source, output = _places(args)
-    collection = collect(source)
-    if not collection.submissions:
+    students = collect(source)
+    if not students:
         raise CollectingError(f"{source} holds neither notebooks nor folders of students")
     require_writable(output, "; name another --output")
     kept = output / KEPT
     kept.mkdir(exist_ok=True)
     seed = _seed(args.seed, output / "seed.txt")
-    keys = {
-        (student, topic): _key(submission, seed, args.timeout)
-        for student, own in collection.submissions.items()
-        for topic, submission in own.items()
-    }
-    graded = {} if args.force else {key: found for key in keys.values() if (found := _read_kept(kept, key))}
-    waiting: dict[str, tuple[str, Submission]] = {}  # the same answers are graded once
-    for (student, topic), key in keys.items():
-        if key not in graded:
-            waiting.setdefault(key, (f"{student}, {topic}", collection.submissions[student][topic]))
+    graded: dict[tuple[str, str], Graded] = {}
+    waiting: dict[tuple[str, str], tuple[Submission, Path]] = {}
+    for student, own in students.items():
+        for topic, submission in own.submissions.items():
+            # differs if anything does that decides the grade
+            key = hashlib.sha256(repr((edition(topic), submission, seed, args.timeout)).encode()).hexdigest()
+            file = kept / f"{key[:32]}.json"
+            if file.exists() and not args.force:
+                graded[student, topic] = _read_kept(file)
+            else:
+                waiting[student, topic] = submission, file
     try:
-        with asked_to_end(), _executor(args, waiting) as executor:
+        with asked_to_end(), _executor(args, sorted({topic for _, topic in waiting})) as executor:
             running = {
-                executor.submit(grade_there, submission, edition(submission.topic), seed, args.timeout): key
-                for key, (_, submission) in waiting.items()
+                executor.submit(grade_there, submission, edition(submission.topic), seed, args.timeout): place
+                for place, (submission, _) in waiting.items()
             }
             for done, future in enumerate(as_completed(running), 1):
-                key = running[future]
-                label, submission = waiting[key]
+                student, topic = place = running[future]
                 if error := future.exception():  # a fault of this program or the system
-                    graded[key] = absent(submission.topic, BROKEN, f"{type(error).__name__}: {error}")
+                    graded[place] = absent(topic, BROKEN, f"{type(error).__name__}: {error}")
                 else:
-                    graded[key] = future.result()
-                if all(one.status != BROKEN for one in graded[key].exercises):
-                    write_whole(kept / f"{key}.json", json.dumps(asdict(graded[key]), ensure_ascii=False))
-                points = f"{graded[key].points:g} of {graded[key].of}"
-                print(f"{done}/{len(waiting)}  {label}  {points}", flush=True)
+                    graded[place] = future.result()
+                if all(one.status != BROKEN for one in graded[place].exercises):
+                    write_whole(waiting[place][1], json.dumps(asdict(graded[place])))
+                points = f"{graded[place].points:g} of {graded[place].of}"
+                print(f"{done}/{len(waiting)}  {student}, {topic}  {points}", flush=True)
     except KeyboardInterrupt:
-        done = sum(key in graded for key in waiting)
+        done = sum(place in graded for place in waiting)
         print(f"Interrupted; {done} of {len(waiting)} are graded. The same command goes on from here.")
         return 130
-    results = _results(collection, {place: graded[key] for place, key in keys.items()})
-    grade_pages.write(output, results, collection.unreadable, seed)
+    unreadable = {student: own.unreadable for student, own in students.items()}
+    # on each topic that somebody has handed in
+    topics = {topic for _, topic in graded} | {one.topic for bad in unreadable.values() for one in bad if one.topic}
+    results = {
+        student: [graded.get((student, topic)) or _nothing(own, topic) for topic in sorted(topics)]
+        for student, own in students.items()
+    }
+    grade_pages.write(output, results, unreadable, seed)
     return 0
 
 
@@ -151,41 +153,36 @@ def _places(args: argparse.Namespace) -> tuple[Path, Path]:
 
 def _seed(named: int | None, file: Path) -> int:
     """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
-    if named is None and file.exists():
-        try:
-            named = int(file.read_text(encoding="utf-8"))
-        except ValueError:
-            raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
-    elif named is None:
-        named = secrets.randbelow(2**32)
+    if named is None:
+        named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
     write_whole(file, f"{named % 2**32}\n")
     return named % 2**32
 
 
-def _key(submission: Submission, seed: int, seconds: float) -> str:
-    """Differs if anything does that decides the grade."""
-    decides = [edition(submission.topic), asdict(replace(submission, notes=())), seed, seconds]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
+def _read_kept(file: Path) -> Graded:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
 
 
-def _read_kept(kept: Path, key: str) -> Graded | None:
-    try:
-        return Graded.from_json(json.loads((kept / f"{key}.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+def _nothing(own: Student, topic: str) -> Graded:
+    """What a student has got who has handed in nothing on a topic that can be read."""
+    bad = [f"{one.where}: {one.problem}" for one in own.unreadable if one.topic in ("", topic)]
+    if bad:
+        return absent(topic, UNREADABLE, "; ".join(bad))
+    return absent(topic, ABSENT, f"there is no notebook, but {', '.join(own.others)}" if own.others else "")
 
 
 # ---------------------------------------------------------------- who grades
 
 
 @contextlib.contextmanager
-def _executor(args: argparse.Namespace, waiting: dict[str, tuple[str, Submission]]) -> Iterator[Executor]:
+def _executor(args: argparse.Namespace, topics: list[str]) -> Iterator[Executor]:
     """Threads, each of which watches over one process at a time; or a Dask cluster."""
     if args.dask:
         with _dask_client(args.dask) as client:
             yield client.get_executor(pure=False, retries=3)
         return
-    if waiting and (reason := prepare(sorted({submission.topic for _, submission in waiting.values()}))):
+    if topics and (reason := prepare(topics)):
         print(
             f"Processes can't be sealed here ({reason}): answers can use the network, and change what you can.\n"
             "`python -m course help grade` says what that means."
@@ -205,10 +202,10 @@ def _executor(args: argparse.Namespace, waiting: dict[str, tuple[str, Submission
 def _dask_client(address: str) -> contextlib.AbstractContextManager:
     try:
         from distributed import Client
+
+        return Client(address, timeout=DASK_SECONDS, set_as_default=False)
     except ImportError:
         raise UsageError("--dask needs a package that isn't here: pip install distributed") from None
-    try:
-        return Client(address, timeout=DASK_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler`, and workers that have "
@@ -221,26 +218,4 @@ def grade_there(submission: Submission, edition_here: str, seed: int, seconds: f
     if edition(submission.topic) != edition_here:
         raise UsageError("this Dask worker has another edition of the course, or another PyTorch; give it the same one")
     multiprocessing.current_process()._config["daemon"] = False  # Dask's workers may have no children otherwise
-    return grade(submission, seed=seed, seconds=seconds, total=15 * seconds)
-
-
-# ---------------------------------------------------------------- what comes of it
-
-
-def _results(collection: Collection, graded: dict[tuple[str, str], Graded]) -> dict[str, list[Graded]]:
-    """What each student has got on each topic that somebody handed in."""
-    topics = {topic for _, topic in graded} | {one.topic for one in collection.unreadable if one.topic}
-    results: dict[str, list[Graded]] = {}
-    for student, own in collection.submissions.items():
-        results[student] = []
-        for topic in sorted(topics):
-            bad = [one for one in collection.unreadable if one.student == student and one.topic in ("", topic)]
-            if topic in own:
-                found = replace(graded[student, topic], notes=own[topic].notes)
-            elif bad:
-                found = absent(topic, UNREADABLE, "; ".join(f"{one.where}: {one.problem}" for one in bad))
-            else:
-                others = ", ".join(collection.others[student])
-                found = absent(topic, ABSENT, f"there is no notebook, but {others}" if others else "")
-            results[student].append(found)
-    return results
+    return grade(submission, seed=seed, seconds=seconds)

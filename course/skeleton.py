@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
@@ -12,23 +11,20 @@ from pathlib import Path
 
 from course import syllabus
 from course.environment import ROOT
-from course.exercise_form import HEADING, hidden_tests, student_source, without_hidden_tests
-from course.lesson_code import CHECK, TargetError, exercises
+from course.exercise_form import HEADING, hidden_tests, student_source
+from course.lesson_code import Answer, exercises
 from course.needs import used
 
 
 @dataclass(frozen=True)
-class Task:
-    """An exercise."""
+class Task(Answer):
+    """An exercise, with the course's answer."""
 
     number: str  # as in the heading, and title and points
     title: str
     points: int
-    cell: str  # id of the answer cell
     stub: str  # source of the answer cell as students get it
-    check: str  # this and the next are expressions, such as "check.swish" and "Swish"
-    argument: str
-    hidden: str  # source of the check cell, without the check's call, if it has hidden tests; else ""
+    hidden: str  # source of the check cell if it has hidden tests, else ""
     uses: frozenset[str]  # names that the course's answer, the argument and the hidden tests use
 
     def is_attempted_in(self, source: str) -> bool:
@@ -48,25 +44,10 @@ class Skeleton:
     lesson_sources: frozenset[str]  # of all cells but the answers, as `plain` gives them
 
     def before(self, task: Task) -> dict[str, str]:
-        """The cells above an exercise's check, without setup and its own answer; each check is taken to pass."""
+        """The cells above an exercise's check, without setup and its own answer."""
         order = list(self.code)
-        above = [cell for cell in order[: order.index(f"{task.cell}-check")] if cell not in ("setup", task.cell)]
-        return {cell: _without_checks(without_hidden_tests(self.code[cell])) for cell in above}
-
-
-@functools.cache
-def _without_checks(source: str) -> str:
-    return ast.unparse(_WithoutChecks().visit(ast.parse(source)))
-
-
-class _WithoutChecks(ast.NodeTransformer):
-    """`swish = check.swish(Swish).apply` becomes `swish = Swish.apply`."""
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=[answer]) if name == CHECK:
-                return answer
-        return self.generic_visit(node)
+        above = order[: order.index(f"{task.cell}-check")]
+        return {cell: self.code[cell] for cell in above if cell not in ("setup", task.cell)}
 
 
 def plain(source: str) -> str:
@@ -80,34 +61,24 @@ def editions() -> dict[str, Path]:
     return {number: topic.path for number, topic in syllabus.load().topics.items() if topic.path.is_file()}
 
 
-def skeleton(topic: str) -> Skeleton:
-    """What grading takes from the course's notebook on a topic. TargetError if there is none that is in order."""
-    known = editions()
-    if topic not in known:
-        raise TargetError(f"there is no notebook of topic {topic}; there are {', '.join(known)}")
-    return _read(topic, known[topic])
-
-
 @functools.cache
-def _read(topic: str, path: Path) -> Skeleton:
+def skeleton(topic: str) -> Skeleton:
+    """What grading takes from the course's notebook on a topic of `editions`. TargetError if that isn't in order."""
+    path = editions()[topic]
     code, answers = exercises(path)
     texts = ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     headings = [heading for text in texts if text.startswith("### ") and (heading := HEADING.search(text))]
-    if len(headings) != len(answers):
-        raise TargetError(f"{path.name} has {len(answers)} answer cells and {len(headings)} headings of exercises")
     tasks = []
     for answer, heading in zip(answers, headings, strict=True):
         check_cell = code[f"{answer.cell}-check"]
-        hidden = _without_checks(check_cell) if hidden_tests(check_cell) else ""
+        hidden = check_cell if hidden_tests(check_cell) else ""
         tasks.append(
             Task(
+                **vars(answer),
                 number=f"{heading[1]}.{heading[2]}",
                 title=heading[3],
                 points=int(heading[4]),
-                cell=answer.cell,
                 stub=student_source(answer.source),
-                check=answer.check,
-                argument=answer.argument,
                 hidden=hidden,
                 uses=frozenset(used(answer.source) | used(answer.argument) | used(hidden)),
             )

@@ -94,8 +94,7 @@ said = {"stage": "failed", "reason": "", "earned": 1, "demands": [], "key": fram
 frame.f_locals["link"].send_bytes(json.dumps(said).encode())
 os._exit(0)
 """
-IMPORTED = "from shared.checks.topic_15_07 import _fixed_bytes as f\ndef fixed_bytes(*a): return f(*a)"
-IMPORTED_BESIDE = "import math, shared.checks.topic_15_07 as c\ndef fixed_bytes(*a): return c._fixed_bytes(*a)"
+IMPORTED = "import math, shared.checks.topic_15_07 as c\ndef fixed_bytes(*a): return c._fixed_bytes(*a)"
 HELPER = code("import math as m\ndef up(n): return m.ceil(n / 512) * 512")
 HELPED = RIGHT[CELL].replace("-(-p.nbytes // 512) * 512", "up(p.nbytes)")
 NOTEBOOKS_OWN = (
@@ -108,7 +107,7 @@ CASES = {
     "does nothing": (as_file(notebook(TOPIC)), 0, "not attempted", "the stub"),
     "hands in nothing": (None, 0, "not handed in", ""),
     "hands in a report": ({"report.pdf": b""}, 0, "not handed in", "report.pdf"),
-    "breaks the JSON": (answering(RIGHT[CELL])[:-50], 0, "unreadable", "isn't JSON"),
+    "breaks the JSON": ({"final.ipynb": answering(RIGHT[CELL])[:-50]}, 0, "unreadable", "no notebook"),
     "deletes the cell": (changed(lambda made: made["cells"].pop(place(made, CELL))), 0, "missing", "answer cell"),
     "is half right": (answering(RIGHT[CELL].replace('"adam": 2', '"adam": 3')), 12, "failed", "optimizer"),
     # mistakes that end a process, or never end
@@ -118,7 +117,6 @@ CASES = {
     "exits the process": (answering(HEAD + "    import os; os._exit(0)"), 0, "stopped", "before there was a result"),
     "exits": (answering("import sys; sys.exit()"), 0, "failed", "SystemExit"),
     "can't spell": (answering("def fixed_bytes(:"), 0, "failed", "SyntaxError: invalid syntax (your answer, line 1)"),
-    "imports nowhere": (answering("import nowhere\n" + RIGHT[CELL]), 0, "failed", "No module named 'nowhere'"),
     # what students write around their answers
     "edits the check": (
         changed(lambda made: made["cells"][place(made, f"{CELL}-check")].update(source="print('passed')"), FALSE),
@@ -132,24 +130,19 @@ CASES = {
     "is always equal": (answering(EQUAL), 0, "failed", "parameters"),
     "takes the stand-in": (answering("fixed_bytes = check.fixed_bytes.stand_in()"), 0, "refused", "stand-in"),
     "imports it": (answering(IMPORTED), 0, "refused", "imports"),
-    "imports it beside another": (answering(IMPORTED_BESIDE), 0, "refused", "imports"),
-    "writes about it": (answering(f'"""\nfrom shared.checks I take nothing\n"""\n{RIGHT[CELL]}'), 15, "passed", ""),
     "fetches it": (answering("import sys; fixed_bytes = sys.modules['shared.checks.topic_15_07']._fixed_bytes"),
         0, "refused", "it is the course's own"),
     "forges a result": (answering(FORGED), 0, "stopped", "no result"),
-    "earns a word": (answering(FOUND_KEY % {"earned": "all"}), 0, "stopped", "no result"),
     "earns too much": (answering(FOUND_KEY % {"earned": 1e9}), 15, "failed", ""),
     "demands nonsense": (answering(FOUND_KEY % {"demands": [{}]}), 0, "stopped", "no result"),
-    "is at a stage of its own": (answering(FOUND_KEY % {"stage": ["<script>"]}), 0, "stopped", "no result"),
-    "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>')"), 0, "failed", "parameters"),
+    "stays at a stage": (answering(FOUND_KEY % {"stage": "the answer cell"}), 0, "stopped", "no result"),
+    "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>\\ud800')"), 0, "failed", "parameters"),
 }  # fmt: skip
 PATCHES = {
     "difference": "import sys\nd = sys.modules['shared.checks.comparing'].difference\n"
     "d.__code__ = (lambda got, want, *, exact, rtol=None, atol=None: None).__code__",
     "_TOLERANCES": "import sys, torch\nsys.modules['shared.checks.comparing']._TOLERANCES[torch.float64] = (9, 9)",
     "torch.allclose": "torch.allclose = lambda *a, **k: True",
-    "Tensor.__eq__": "torch.Tensor.__eq__ = lambda *a: torch.tensor(True)",
-    "trial.any": "import sys\nsys.modules['shared.checks.trial'].any = lambda *a: True",
     "Result.earned": "import sys\nsys.modules['shared.checks.report'].Result.earned = 20",
 }
 CASES |= {f"replaces {name}": (answering(f"{patch}\n{FALSE}"), 0, "refused", name) for name, patch in PATCHES.items()}
@@ -202,17 +195,11 @@ def test_a_batch_ends_in_a_table_and_pages_and_says_what_to_look_at(batch):
     assert "<script>" not in page
     assert "=1+1&lt;script&gt;" in page
     summary = (output / "summary.html").read_text(encoding="utf-8")
-    for text in ("more than 32 processes", "it has replaced torch.allclose", "isn&#x27;t JSON"):
+    for text in ("more than 32 processes", "it has replaced torch.allclose", "no notebook (JSONDecodeError"):
         assert text in summary
-
-
-def test_an_answer_writes_nothing_outside_of_its_folder(batch):
-    said, output = batch
-    assert rows_of(output)["~ writes outside"][NUMBER]["points"] == "0"
-    if grading.prepare([TOPIC]):
-        assert "can't be sealed here" in said
-    else:
-        assert "Read-only file system" in (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
+    assert rows["~ writes outside"][NUMBER]["points"] == "0"
+    page = (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
+    assert "can't be sealed here" in said or "Read-only file system" in page
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -259,22 +246,18 @@ def test_what_was_graded_is_kept_and_what_has_changed_is_graded_anew(tmp_path, h
 
     monkeypatch.setattr(grade, "grade", fake)
     source, output = tmp_path / "in", tmp_path / "grades"
-    hand_in(source, ada="right", bo="wrong", carl="wrong", dora="a fault")
-    status, said = here(source)
-    assert status == 0
-    assert "3/3" in said, "what two hand in alike is graded once"
+    hand_in(source, ada="right", bo="wrong", dora="a fault")
+    assert here(source)[0] == 0
     seed = (output / "seed.txt").read_text()
     rows = rows_of(output)
-    points = [(student, rows[student][NUMBER]["points"]) for student in rows]
-    assert points == [("ada", "15"), ("bo", "0"), ("carl", "0"), ("dora", "0")]
+    found = [(student, rows[student][NUMBER]["points"], rows[student][NUMBER]["reason"]) for student in rows]
+    assert found == [("ada", "15", ""), ("bo", "0", ""), ("dora", "0", "RuntimeError: of the grader")]
     assert rows["dora"][NUMBER]["status"] == "check broken"
-    assert rows["dora"][NUMBER]["reason"] == "RuntimeError: of the grader"
     assert re.findall(r"^(\d/\d)  (\w+)", here(source)[1], re.MULTILINE) == [("1/1", "dora")], "what was no verdict"
     assert (output / "seed.txt").read_text() == seed
-    hand_in(source, bo="right, mended", dora="wrong")
-    sorted((output / ".graded").iterdir())[0].write_text("{")
-    assert "2/2" in here(source)[1], "the new one, and the one whose result was damaged"
-    assert rows_of(output)["bo"][NUMBER]["points"] == "15"
+    hand_in(source, bo="right, mended")
+    assert "2/2" in here(source)[1]
+    assert [rows_of(output)[student][NUMBER]["points"] for student in rows] == ["15", "15", "0"]
     for options in (["--force"], ["--seed", "5"], ["--timeout", "90"]):
         assert "3/3" in here(source, *options)[1]
 
@@ -290,8 +273,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(tmp_path, here):
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    watch = threading.Thread(target=ask_to_end, daemon=True)
-    watch.start()
+    threading.Thread(target=ask_to_end, daemon=True).start()
     start = time.monotonic()
     status, said = here(source, "--jobs", 1)
     assert time.monotonic() - start < 45, "nobody waits for the answer"
@@ -306,7 +288,7 @@ def test_a_verdict_is_kept_only_while_nothing_that_decides_it_changes(tmp_path, 
     monkeypatch.setattr("course.skeleton.ROOT", tmp_path)
     monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "lesson.ipynb"})
     seen = [""]
-    for name in ("lesson.ipynb", "shared/text.py", "shared/checks/a_topic.py", "course/judging.py"):
+    for name in ("lesson.ipynb", "shared/text.py", "shared/checks/a_topic.py", "course/grading.py"):
         for content in ("", "mended"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content)
@@ -318,19 +300,6 @@ def test_a_verdict_is_kept_only_while_nothing_that_decides_it_changes(tmp_path, 
 # one submission
 
 
-@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
-def test_where_nothing_is_sealed_an_answer_still_ends_with_all_it_started(monkeypatch):
-    grading.prepare([TOPIC])
-    monkeypatch.setattr(grading, "prepare", lambda topics: "a test")
-    found = graded_exercises(answering(BOMB, **{WITNESS: RIGHT[WITNESS]}), seconds=8)
-    assert (found[NUMBER].status, found[WITNESS_NUMBER].status) == ("stopped", "passed")
-    assert "processes" in found[NUMBER].reason
-    found = graded_exercises(answering(RIGHT[CELL], **{WITNESS: RIGHT[WITNESS]}), total=0)
-    assert {found[NUMBER].reason, found[WITNESS_NUMBER].reason} == {
-        "before the answer cell: all exercises together took too long"
-    }
-
-
 def test_a_lesson_of_ones_own_may_fail_and_has_hidden_tests(tmp_path, monkeypatch):
     """A lesson that fails is no student's fault; a hidden test that fails takes the points and gives nothing away."""
     lesson = notebook(TOPIC, RIGHT)
@@ -338,21 +307,24 @@ def test_a_lesson_of_ones_own_may_fail_and_has_hidden_tests(tmp_path, monkeypatc
     fails = "counted = check.fixed_bytes(fixed_bytes)" + hidden.format("counted(nn.ReLU(), 'sgd')['secret']")
     lesson["cells"][place(lesson, f"{CELL}-check")]["source"] = fails
     lesson["cells"][place(lesson, f"{WITNESS}-check")]["source"] += hidden.format("True")
-    (tmp_path / "hidden.ipynb").write_bytes(as_file(lesson))
-    lesson["cells"][place(lesson, "setup")]["source"] = "from shared.checks import topic_15_07 as check\n1 / 0"
-    (tmp_path / "broken.ipynb").write_bytes(as_file(lesson))
+    (tmp_path / "lesson.ipynb").write_bytes(as_file(lesson))
     content = answering(RIGHT[CELL], **{WITNESS: RIGHT[WITNESS]})
-    monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "hidden.ipynb"})
-    found = graded_exercises(content)
+    monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "lesson.ipynb"})
+    skeleton.cache_clear()
+    try:
+        found = graded_exercises(content)
+        lesson["cells"][place(lesson, "setup")]["source"] = "from shared.checks import topic_15_07 as check\n1 / 0"
+        (tmp_path / "lesson.ipynb").write_bytes(as_file(lesson))
+        skeleton.cache_clear()
+        broken = graded_exercises(content)[NUMBER]
+    finally:
+        skeleton.cache_clear()
     one = found[NUMBER]
     assert (one.status, one.points, one.reason) == ("failed", 0, "a hidden test fails")
-    assert one.demands[-1]["got"] == "KeyError"
     assert "secret" not in str(one)
     assert found[WITNESS_NUMBER].points == 15
-    monkeypatch.setattr("course.skeleton.editions", lambda: {TOPIC: tmp_path / "broken.ipynb"})
-    one = graded_exercises(answering(RIGHT[CELL]))[NUMBER]
-    assert one.status == "check broken"
-    assert "the setup cell fails: ZeroDivisionError" in one.reason
+    assert broken.status == "check broken"
+    assert "the setup cell fails: ZeroDivisionError" in broken.reason
 
 
 def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_courses():
@@ -374,74 +346,57 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         ([""], "make grade SUBMISSIONS=folder"),
         (["nowhere"], "nowhere is not there"),
         (["in", "--output", "in/grades"], "lies among the submissions"),
-        (["in", "--timeout", "0"], "positive"),
         (["empty"], "neither notebooks nor folders"),
-        (["in", "--output", "older"], "seed.txt holds no seed"),
+        (["file.txt"], "neither a folder nor a zip file"),
     ],
 )
 def test_wrong_usage_says_so(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "older").mkdir()
-    (tmp_path / "older" / "seed.txt").write_text("")
-    try:
-        status = run_command("grade", arguments)
-    except SystemExit as error:
-        status = error.code
-    assert status == 2
+    (tmp_path / "file.txt").write_text("x")
+    assert run_command("grade", arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def demand(name, passed, **texts):
-    return {"name": name, "passed": passed, "expected": "", "got": "", "hint": "", **texts}
-
-
 def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
-    wrong = demand("is <small>", False, expected="below 3", got="4\nmore", hint="look & see")
-    failed = GradedExercise("15-99.1", "A & B", 10, 2.5, "failed", "is\n<small>", (demand("runs", True), wrong))
+    ok = {"name": "runs", "passed": True, "expected": "", "got": "", "hint": ""}
+    wrong = {"name": "is <small>", "passed": False, "expected": "below 3", "got": "4\nmore", "hint": "look & see"}
+    failed = GradedExercise("15-99.1", "A & B", 10, 2.5, "failed", "is\n<small>", (ok, wrong))
+    nothing = replace(failed, points=0, status="not handed in", reason="but <a.pdf>", demands=())
     results = {
-        "-Ada": [Graded("15-99", (failed,), ("the newest & only",))],
-        "a/b": [Graded("15-99", (replace(failed, points=10, status="passed", reason="", demands=()),))],
-        "A:B": [
-            Graded("15-99", (replace(failed, points=0, status="not handed in", reason="but <a.pdf>", demands=()),))
-        ],
+        "-Ada/B": [Graded("15-99", (failed,), ("the newest & only",))],
+        "bo": [Graded("15-99", (replace(failed, points=10, status="passed", reason="", demands=()),))],
+        "cy": [Graded("15-99", (nothing,))],
     }
-    unreadable = [Unreadable("-Ada", "", "x.ipynb", "no <b>")]
+    unreadable = {"-Ada/B": [Unreadable("x.ipynb", "", "no <b>")], "bo": [], "cy": []}
     grade_pages.write(tmp_path, results, unreadable, 5)
+    assert (tmp_path / "grades.csv").read_bytes().startswith(b"\xef\xbb\xbf"), "Excel sees UTF-8"
     lines = (tmp_path / "grades.csv").read_text(encoding="utf-8-sig").splitlines()
     assert lines[:2] == [
         "student,topic,exercise,points,of,status,reason",
-        "'-Ada,15-99,15-99.1,2.5,10,failed,is <small>",
+        "'-Ada/B,15-99,15-99.1,2.5,10,failed,is <small>",
     ]
-    pages = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "feedback").iterdir()}
-    assert len(pages) == 3, "two names that are one for a file system"
-    for text in (
-        "15-99: 2.5 of 10 points",
-        "the newest &amp; only",
-        "A &amp; B",
-        "✓ runs",
-        "✗ is &lt;small&gt;",
-        "expected: below 3",
-        "look &amp; see",
-        "x.ipynb could not be read: no &lt;b&gt;",
-    ):
-        assert text in pages["-Ada.html"]
-    assert any("not handed in: but &lt;a.pdf&gt;" in page for page in pages.values())
-    summary = (tmp_path / "summary.html").read_text(encoding="utf-8")
-    for text in (
-        "3 students; the checks' seed was 5",
-        "2 of 3 students have handed it in",
-        "6.2 of 10 points on average",
-        "is &lt;small&gt; (1)",
-        "<td>x.ipynb</td><td>unreadable</td>",
-    ):
-        assert text in summary
-
-
-def test_names_that_are_one_for_a_file_system_have_a_page_each_in_any_order(tmp_path):
-    students = ["A:B", "a/b", "a?b"]
-    nothing = [grading.absent(TOPIC, grading.ABSENT, "")]
-    grade_pages.write(tmp_path, dict.fromkeys(students, nothing), [], 5)
-    pages = {path.name.casefold(): path.read_text(encoding="utf-8") for path in (tmp_path / "feedback").iterdir()}
-    assert sorted(re.search("<h1>(.*)</h1>", page)[1] for page in pages.values()) == students
+    told = {
+        "feedback/-Ada_B.html": [
+            "15-99: 2.5 of 10 points",
+            "the newest &amp; only",
+            "A &amp; B",
+            "ok     runs",
+            "WRONG  is &lt;small&gt;",
+            "expected: below 3",
+            "look &amp; see",
+            "x.ipynb could not be read: no &lt;b&gt;",
+        ],
+        "feedback/cy.html": ["not handed in: but &lt;a.pdf&gt;"],
+        "summary.html": [
+            "3 students; the checks' seed was 5",
+            "2 of 3 students have handed it in",
+            "6.2 of 10 points on average",
+            "<td>1</td><td>is &lt;small&gt; (1)</td>",
+            "<td>x.ipynb</td><td>unreadable</td>",
+        ],
+    }
+    for name, texts in told.items():
+        page = (tmp_path / name).read_text(encoding="utf-8")
+        assert [text for text in texts if text not in page] == []

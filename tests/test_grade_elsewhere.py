@@ -16,7 +16,7 @@ from handed_in import as_file, notebook, solutions
 from course import gradescope
 from course.__main__ import run_command
 from course.grade import UsageError, grade_there
-from course.grading import Graded, GradedExercise
+from course.grading import Graded
 from course.skeleton import editions, skeleton
 from course.submission import Submission
 
@@ -93,42 +93,31 @@ def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
     document = json.loads((root / "results" / "results.json").read_text(encoding="utf-8"))
     assert document["score"] == 15
     assert [test["number"] for test in document["tests"]] == [task.number for task in skeleton(TOPIC).tasks]
-    assert [test["score"] for test in document["tests"]] == [
-        15 if t["number"] == NUMBER else 0 for t in document["tests"]
-    ]
+    for test in document["tests"]:
+        is_right = test["number"] == NUMBER
+        assert (test["score"], test["status"]) == ((15, "passed") if is_right else (0, "failed"))
+        assert test["output"].startswith("passed\nok     " if is_right else "not attempted: ")
     assert sum(test["max_score"] for test in document["tests"]) == 100
-    assert {test["status"] for test in document["tests"]} == {"passed", "failed"}
 
 
-def test_the_newest_of_several_notebooks_is_graded_and_what_is_wrong_with_the_files_is_said(tmp_path, monkeypatch):
+def test_the_newest_of_several_notebooks_is_graded_in_time_and_what_is_wrong_with_the_files_is_said(
+    tmp_path, monkeypatch
+):
     assert "There is no notebook" in gradescope.results(tmp_path, TOPIC)["output"]
     (tmp_path / "c.ipynb").write_text("{")
     found = gradescope.results(tmp_path, TOPIC)
     assert found["score"] == 0
-    assert "c.ipynb: it isn't JSON" in found["output"]
+    assert "c.ipynb: it is no notebook" in found["output"]
     assert f"Hand in your notebook of {TOPIC}" in found["output"]
-    failed = {"name": "runs", "passed": False, "expected": "an end", "got": "none", "hint": "look"}
-    one = GradedExercise(
-        "15-07.1", "x", 15, 3, "failed", "runs", ({**failed, "name": "starts", "passed": True}, failed)
-    )
-    monkeypatch.setattr(gradescope, "grade", lambda submission, **_: Graded(submission.topic, (one,)))
+    given = {}
+    monkeypatch.setattr(gradescope, "grade", lambda one, **options: given.update(options) or Graded(one.topic, ()))
     for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb"]):
         if name != "c.ipynb":
             (tmp_path / name).write_bytes(as_file(notebook(TOPIC)))
         os.utime(tmp_path / name, (1_000_000 + age, 1_000_000 + age))
-    found = gradescope.results(tmp_path, TOPIC)
-    assert found["output"].startswith("Graded is a.ipynb.\nc.ipynb: it isn't JSON")
-    said = found["tests"][0]["output"]
-    for text in ("ok     starts", "WRONG  runs", "expected: an end", "hint: look"):
-        assert text in said
-
-
-def test_grading_ends_before_gradescope_would_end_it_without_any_points(tmp_path, monkeypatch):
-    given = {}
-    monkeypatch.setattr(gradescope, "grade", lambda submission, **options: given.update(options) or Graded(TOPIC, ()))
-    (tmp_path / NAME).write_bytes(as_file(notebook(TOPIC)))
-    gradescope.results(tmp_path, TOPIC)
-    assert given.get("total", 900) < 600, "seconds"
+    assert gradescope.results(tmp_path, TOPIC)["output"].startswith("Graded is a.ipynb.\nc.ipynb: it is no notebook")
+    # for each an answer and its check; after ten minutes Gradescope ends it without any points
+    assert 200 < 2.25 * given["seconds"] * len(skeleton(TOPIC).tasks) < 560
 
 
 def test_a_topic_that_is_not_there_is_named(tmp_path, capsys):
