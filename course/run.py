@@ -40,12 +40,11 @@ from course.settings import SettingError, check_settings, positive
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow"}
 STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
-REPORT_SECONDS = 20  # between two lines on a running notebook
 
 
 @dataclass
 class Job:
-    """One notebook of a run. `status`: waiting, running, passed, failed, interrupted or not written yet."""
+    """One notebook of a run. `status`: waiting, passed, failed or interrupted."""
 
     notebook: Selected
     target: Path
@@ -77,14 +76,14 @@ def main(args: argparse.Namespace) -> int:
         if args.cell and not args.save:
             raise SelectionError("--cell says which outputs are stored; add --save.")
         output = (args.output / "rehearsed" if args.rehearse else args.output).resolve()
-        jobs = [Job(notebook, output / notebook.path.name) for notebook in select(args.notebooks, syllabus.load())]
+        # a topic of the syllabus that isn't written yet is left out, unless it is named
+        chosen = [one for one in select(args.notebooks, syllabus.load()) if args.notebooks or one.path.is_file()]
+        jobs = [Job(notebook, output / notebook.path.name) for notebook in chosen]
         if any(job.target == job.notebook.path for job in jobs):
             raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
         if args.cell:
             _require_cells(jobs, args.cell)
         require_writable(output, "; name another --output")
-        for job in jobs if args.save else []:
-            require_writable(job.notebook.path.parent)
     except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError, NotebookError) as error:
         console.print(f"run: {error}", style="red", soft_wrap=True)
         return 2
@@ -113,20 +112,13 @@ def _require_cells(jobs: list[Job], cells: list[str]) -> None:
 
 def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> bool:
     """Run the jobs in their order, some at a time; returns whether they were interrupted."""
-    at_once = min(args.jobs, sum(job.notebook.path.is_file() for job in jobs)) or 1
+    at_once = min(args.jobs, len(jobs)) or 1
     env = {"COURSE_DATA": data, **share_of_cores(at_once)}
     with asked_to_end(), ThreadPoolExecutor(at_once) as pool:
         try:
             running = [pool.submit(_run, job, args, env, console) for job in jobs]
-            told = time.monotonic()
-            while wait(running, min(0.5, REPORT_SECONDS)).not_done:  # Windows hears Ctrl-C between two waits only
-                if time.monotonic() - told < REPORT_SECONDS:
-                    continue
-                told = time.monotonic()
-                for job in jobs:
-                    if job.status == "running":
-                        at = job.progress
-                        _say(console, job, f"cell {at.cell}/{at.cells}  {at.seconds:.0f} s")
+            while wait(running, 0.5).not_done:  # Windows hears Ctrl-C between two waits only
+                pass
         except KeyboardInterrupt:
             for job in jobs:
                 job.progress.stop = True
@@ -137,11 +129,10 @@ def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Cons
 def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Console) -> None:
     """Run one notebook; what goes wrong is noted in the job and stops no other."""
     path, progress = job.notebook.path, job.progress
-    if progress.stop or not path.is_file():
-        job.status = "interrupted" if progress.stop else "not written yet"
+    if progress.stop:
+        job.status = "interrupted"
         return
-    job.status = "running"
-    _say(console, job, "started")
+    console.print(f"{job.notebook.label}  started", soft_wrap=True)
     try:
         _put_aside(job)
         notebook, digest = read_notebook(path)
@@ -159,7 +150,7 @@ def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Conso
     except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
         progress.failure = Failure(f"{type(error).__name__}: {error}")
     job.status = "passed" if progress.failure is None else "failed"
-    _say(console, job, f"{job.status}  {progress.seconds:.1f} s")
+    console.print(f"{job.notebook.label}  {job.status}  {progress.seconds:.1f} s", soft_wrap=True)
     if progress.failure is not None:
         console.print(_explain(job), soft_wrap=True)
 
@@ -204,10 +195,6 @@ def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> No
 # what the user sees
 
 
-def _say(console: Console, job: Job, text: str) -> None:
-    console.print(f"{job.notebook.label}  {text}", soft_wrap=True)
-
-
 def _explain(job: Job) -> Text:
     """A failure in full: where, why, and the traceback or the cell."""
     failure, path = job.progress.failure, job.notebook.path
@@ -228,7 +215,7 @@ def _summary(jobs: list[Job]) -> Table:
         failed_in = f" ({progress.failure.cell_id})" if progress.failure and progress.failure.cell_id else ""
         seconds = f"{progress.seconds:.1f}" if progress.seconds else ""
         if seconds and budget:
-            seconds += f" / {budget:g}" + (" over budget" if progress.seconds > budget else "")
+            seconds += f" / {budget:g}"
         table.add_row(
             job.notebook.topic or "",
             job.notebook.title,

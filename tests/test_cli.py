@@ -9,8 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -43,14 +41,11 @@ def test_to_ask_for_help_installs_nothing():
     status, said = bare("help")
     assert status == 0
     assert all(command in said for command in cli.COMMANDS)
-    for arguments in (("grade", "--help"), ("help", "lab")):
+    for arguments in (("grade", "--help"), ("help", "lab"), ("help", "setup")):
         status, said = bare(*arguments)
         assert status == 0, said
-        assert "python -m course setup" in said
         assert "Installing" not in said
-    for arguments, want in ((("help", "setup"), 0), (("setup", "--now"), 2)):
-        status, said = bare(*arguments)
-        assert (status, "it has no options" in said) == (want, True)
+        assert cli.COMMANDS[arguments[0] if arguments[0] != "help" else arguments[1]] in said
 
 
 def test_to_look_at_the_site_first_nobody_waits_for_pytorch():
@@ -156,6 +151,7 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, made, can_ex
     assert os.environ["PATH"].startswith(f"{made}{os.pathsep}")
     monkeypatch.setattr(sys, "prefix", str(made.parent))
     assert environment.enter("run", []) is None, "in the environment itself nothing is handed over"
+    assert cli.main(["setup"]) == 0
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -202,30 +198,26 @@ def test_lab_opens_the_workbook_and_passes_options_on(opened, tmp_path, capsys, 
 
 
 def test_lab_opens_the_server_that_has_the_folder_open_already(opened, tmp_path, capsys):
-    answering = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)  # says that it has no /api
-    threading.Thread(target=answering.serve_forever, daemon=True).start()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        closed = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        gone = ended.getsockname()[1]
 
     def serves(port, folder):
         server = {"pid": os.getpid(), "root_dir": str(folder), "url": f"http://127.0.0.1:{port}/", "token": "t"}
-        (tmp_path / "runtime" / "jpserver-1.json").write_text(json.dumps(server))
+        (tmp_path / "runtime" / "jpserver-1.json").write_text(json.dumps({**server, "port": port}))
 
-    try:
-        for port, folder in ((answering.server_port, tmp_path / "another"), (closed, tmp_path / "w")):
-            serves(port, folder)
+    with socket.create_server(("127.0.0.1", 0)) as answering:
+        port = answering.getsockname()[1]
+        for its_port, folder in ((port, tmp_path / "another"), (gone, tmp_path / "w")):
+            serves(its_port, folder)
             _, started, addresses = opened()
         assert (len(started), addresses) == (2, [])
-        serves(answering.server_port, tmp_path / "w")
+        serves(port, tmp_path / "w")
         opened()
         opened("--no-browser")
-        address = f"http://127.0.0.1:{answering.server_port}/lab/tree/00_START_HERE.ipynb?token=t"
-        assert (len(started), addresses) == (2, [address])
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert said == f"JupyterLab is already running in {tmp_path.resolve() / 'w'}: {address}"
-    finally:
-        answering.shutdown()
-        answering.server_close()
+    address = f"http://127.0.0.1:{port}/lab/tree/00_START_HERE.ipynb?token=t"
+    assert (len(started), addresses) == (2, [address])
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"JupyterLab is already running in {tmp_path.resolve() / 'w'}: {address}"
 
 
 @pytest.mark.parametrize("make", [lab.main, lab.workbook.main])
@@ -259,12 +251,6 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
-
-    if os.name == "posix":
-        (tmp_path / "executed").symlink_to(tmp_path / "workbook")  # on a larger disk, say
-        assert clean.main(argparse.Namespace(all=False)) == 0
-        assert not (tmp_path / "executed").exists()
-        assert (tmp_path / "workbook" / "mine.ipynb").exists()
 
     (tmp_path / "executed").mkdir()
     monkeypatch.setattr(clean.shutil, "rmtree", refuse)
