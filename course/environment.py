@@ -45,17 +45,11 @@ NO_GPU = """No NVIDIA driver is here, so torch without CUDA does as well. To hav
     COURSE_TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab"""
 
 SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB.
-In the course's folder:
-    python3 -m venv .site
-    .site/bin/python -m pip install -r requirements-site.txt -c constraints.txt
-    .site/bin/python -m course site
-(On Windows: py -m venv .site, and .site\\Scripts\\python in place of .site/bin/python.)"""
+README.md, "Look first", has the three lines that install them in .site and build it."""
 
 TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
-the pair in constraints.txt does. Remove both and let them be installed again:
-    python -m course clean --all
-    python -m course setup
-For another index (CPU-only wheels, another CUDA) set COURSE_TORCH_INDEX to its address for the second line."""
+the pair in constraints.txt does. Let both be installed again: `python -m course clean --all`, then `setup`, if need be
+with COURSE_TORCH_INDEX set to the address of another index (CPU-only wheels, another CUDA)."""
 
 
 class SetupError(Exception):

@@ -1,7 +1,5 @@
-"""Make the student edition in workbook/ and open JupyterLab there, on its start page.
-
-A topic (15-07) opens its notebook instead of the start page. Options that aren't listed here go to JupyterLab, e.g.
---no-browser or --port 8889.
+"""Make the student edition in workbook/ and open JupyterLab there, on its start page. Options that aren't listed
+here go to JupyterLab, e.g. --no-browser or --port 8889.
 """
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import socket
 import sys
 import urllib.parse
@@ -20,8 +17,6 @@ from course import syllabus, workbook
 from course.environment import ROOT, say
 from course.files import NotWritableError
 from course.processes import subprocess_status
-from course.selection import SelectionError, select
-from course.settings import SettingError, check_settings
 
 TAKES_EXTRA_ARGUMENTS = True
 SETTINGS = Path(__file__).with_name("lab_settings")
@@ -36,31 +31,22 @@ def main(args: argparse.Namespace) -> int:
     try:
         # a notebook that can't be made is named; the others can be worked on
         book = syllabus.load()
-        topics = [argument for argument in args.extra if re.fullmatch(r"\d+-\d+", argument)]
-        named = select(topics, book) if topics else []
-        for notebook in named:
-            if not notebook.path.is_file():
-                raise SelectionError(f"{notebook.label} is not written yet: python -m course new {notebook.label}")
-        notebooks = list(dict.fromkeys([*workbook.finished(book), *named]))
-        check_settings()
+        notebooks = workbook.finished(book)
         workbook.require_folder(args.output, notebooks)
         workbook.make(notebooks, args.output)
-        page = workbook.make_start_page(book, args.output)
-    except (SelectionError, SettingError, syllabus.SyllabusError, NotWritableError) as error:
+        page = workbook.make_start_page(book, args.output).resolve()
+    except (syllabus.SyllabusError, NotWritableError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
-    first = args.output / named[0].path.name if named else page
-    first = (first if first.is_file() else page).resolve()
-    extra = [argument for argument in args.extra if argument not in topics]
-    if address := running(first):
-        print(f"JupyterLab is already running in {first.parent}: {address}")
-        if "--no-browser" not in extra:
+    if address := running(page):
+        print(f"JupyterLab is already running in {page.parent}: {address}")
+        if "--no-browser" not in args.extra:
             webbrowser.open(address)
         return 0
     say("JupyterLab starts. Ctrl+C here ends it. Its address, in case no browser opens:")
     command = [
         sys.executable, "-m", "jupyterlab", "--log-level=ERROR", "--LabApp.log_level=ERROR",
-        f"--ServerApp.root_dir={first.parent}", f"--LabApp.default_url=/lab/tree/{first.name}", *extra,
+        f"--ServerApp.root_dir={page.parent}", f"--LabApp.default_url=/lab/tree/{page.name}", *args.extra,
     ]  # fmt: skip
     # lab_settings leaves out the question about news, and nbgrader's buttons, which are for instructors: *Validate*
     # finds nothing wrong with what nobody has tried
@@ -70,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         "JUPYTER_PREFER_ENV_PATH": "1",  # this Python's kernel goes before one of that name that a user installed
         "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
         # which tabs are open is kept in the folder, so that it doesn't open those of another one
-        "JUPYTERLAB_WORKSPACES_DIR": str(first.parent / ".jupyterlab"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(page.parent / ".jupyterlab"),
     }
     return subprocess_status(command, environment)
 

@@ -294,7 +294,7 @@ def test_the_table_has_budgets_and_a_run_of_nothing_is_no_success(monkeypatch, r
     assert run_files()[0] == 1
 
 
-def test_wrong_usage_is_said_before_any_work(tmp_path, monkeypatch, run_files):
+def test_wrong_usage_is_said_before_any_work(tmp_path, run_files):
     path = write(tmp_path / "a.ipynb", "open('ran', 'w').close()")
     (tmp_path / "file").write_text("")
     for arguments, phrase in [
@@ -310,15 +310,6 @@ def test_wrong_usage_is_said_before_any_work(tmp_path, monkeypatch, run_files):
         status, printed = run_files(*arguments)
         assert status == 2
         assert phrase in printed
-    for name, value, phrase in [
-        ("COURSE_DATA", "smaple", "COURSE_DATA='smaple' is not known"),
-        ("COURSE_DEVICE", "gpu", "COURSE_DEVICE='gpu' is not available here"),
-    ]:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            status, printed = run_files(path)
-            assert status == 2
-            assert phrase in printed
     assert not (tmp_path / "ran").exists()
 
 
