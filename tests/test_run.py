@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from course import execution, run
 from course.environment import ROOT
 from course.execution import NotebookError, read_notebook
-from course.processes import asked_to_end, share_of_cores
+from course.processes import share_of_cores
 from course.selection import Selected, SelectionError, select
 from course.syllabus import load
 from shared.device import DEVICE_VARIABLE, PRETENDED
@@ -108,7 +108,7 @@ def called(tmp_path_factory):
 
 @pytest.mark.notebook
 @pytest.mark.slow
-def test_a_good_notebook_passes_among_bad_ones(called):
+def test_a_good_notebook_passes_among_bad_ones_which_leave_copies_with_their_errors(called):
     status, printed, output, marks, folder = called
     assert status == 1
     assert "1 passed" in printed.splitlines()[-2]
@@ -130,6 +130,12 @@ def test_a_good_notebook_passes_among_bad_ones(called):
     row = next(line for line in printed.splitlines() if "good" in line and "│ passed" in line)
     assert 0.2 < float(row.split("GB")[0].split("│")[-1]) < 1, "peak memory"
     assert nbformat.read(folder / "good.ipynb", 4).cells[2].outputs == [], "sources are left alone without --save"
+    failed = nbformat.read(output / "raises.ipynb", as_version=4)
+    assert failed.cells[1].outputs[-1].ename == "ZeroDivisionError"
+    assert failed.cells[2].outputs == []
+    assert texts(output / "dies.ipynb")["c0"] == "last words\n"
+    assert len(texts(output / "chatters.ipynb")["c0"]) <= execution.OUTPUT_LIMIT
+    assert not (output / "notjson.ipynb").exists()
 
 
 @pytest.mark.notebook
@@ -155,17 +161,6 @@ def test_a_fault_is_explained(called, name, phrases):
     said = printed[printed.index(marker) :].split("FAILED")[0].split("┏")[0]
     for phrase in phrases:
         assert phrase in said, said
-
-
-@pytest.mark.notebook
-def test_failed_notebooks_have_copies_with_their_errors(called):
-    output = called[2]
-    copy = nbformat.read(output / "raises.ipynb", as_version=4)
-    assert copy.cells[1].outputs[-1].ename == "ZeroDivisionError"
-    assert copy.cells[2].outputs == []
-    assert texts(output / "dies.ipynb")["c0"] == "last words\n"
-    assert len(texts(output / "chatters.ipynb")["c0"]) <= execution.OUTPUT_LIMIT
-    assert not (output / "notjson.ipynb").exists()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -231,14 +226,22 @@ def test_a_rehearsal_pretends_the_device_and_leaves_the_other_copies(tmp_path, r
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["rehearsed"]
 
 
-def test_a_fault_of_the_program_itself_stops_no_other(tmp_path, monkeypatch, run_files):
-    def broken(*_, **__):
-        raise OSError("disk on fire")
+def test_a_fault_of_the_program_itself_stops_no_other_and_a_run_of_nothing_is_no_success(
+    tmp_path, monkeypatch, run_files
+):
+    def half_broken(notebook, folder, progress, **_):
+        progress.seconds = 75.0
+        if folder == tmp_path:
+            raise OSError("disk on fire")
 
-    monkeypatch.setattr(run, "execute_blocking", broken)
-    status, printed = run_files(*(write(tmp_path / f"{name}.ipynb", "1") for name in "ab"))
+    monkeypatch.setattr(run, "execute_blocking", half_broken)
+    status, printed = run_files("15-01", *(write(tmp_path / f"{name}.ipynb", "1") for name in "ab"))
     assert status == 1
     assert printed.count("OSError: disk on fire") == 2
+    assert "75.0 / 60" in printed, "the budget is in the table"
+    assert "1 passed, 2 failed" in printed
+    monkeypatch.setattr(run, "select", lambda *_: [Selected("15-99", "Later", tmp_path / "15-99_later.ipynb")])
+    assert run_files()[0] == 1
 
 
 @pytest.mark.notebook
@@ -248,23 +251,20 @@ def test_to_be_asked_to_end_ends_kernels_and_keeps_what_is_finished(tmp_path):
     write(tmp_path / "a.ipynb", "print('done')")
     write(tmp_path / "b.ipynb", CHILD.format(mark), "open('started', 'w').close()\nwhile True: pass")
     write(tmp_path / "c.ipynb", "print('never')")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "course", "run", str(tmp_path), "--output", str(tmp_path / "out"), "--jobs", "1"],
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    command = [sys.executable, "-m", "course", "run", str(tmp_path), "--output", str(tmp_path / "out"), "--jobs", "1"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 60
-        while not ((tmp_path / "started").exists() and sleepers(mark)):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate(timeout=60)[0]
-            time.sleep(0.1)
-        os.kill(process.pid, signal.SIGTERM)
-        printed, _ = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
+    ) as process:  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not ((tmp_path / "started").exists() and sleepers(mark)):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.terminate()
+            printed, _ = process.communicate(timeout=60)
+        finally:
             process.kill()
-            process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "1 passed, 2 interrupted" in printed
     assert texts(tmp_path / "out" / "a.ipynb")["c0"] == "done\n"
@@ -272,29 +272,7 @@ def test_to_be_asked_to_end_ends_kernels_and_keeps_what_is_finished(tmp_path):
     assert not sleepers(mark)
 
 
-def test_ctrl_c_is_heard_even_where_a_shell_has_it_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(KeyboardInterrupt), asked_to_end():
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_the_table_has_budgets_and_a_run_of_nothing_is_no_success(monkeypatch, run_files, tmp_path):
-    def slow(notebook, folder, progress, **_):
-        progress.seconds = 75.0
-
-    monkeypatch.setattr(run, "execute_blocking", slow)
-    status, printed = run_files("15-01")
-    assert status == 0
-    assert "75.0 / 60" in printed
-    monkeypatch.setattr(run, "select", lambda *_: [Selected("15-99", "Later", tmp_path / "15-99_later.ipynb")])
-    assert run_files()[0] == 1
-
-
-def test_wrong_usage_is_said_before_any_work(tmp_path, run_files):
+def test_wrong_usage_is_said_before_any_work(tmp_path, run_files, capsys):
     path = write(tmp_path / "a.ipynb", "open('ran', 'w').close()")
     (tmp_path / "file").write_text("")
     for arguments, phrase in [
@@ -310,14 +288,11 @@ def test_wrong_usage_is_said_before_any_work(tmp_path, run_files):
         status, printed = run_files(*arguments)
         assert status == 2
         assert phrase in printed
+    for option, value in (("--jobs", "0"), ("--timeout", "abc")):
+        with pytest.raises(SystemExit):
+            run_files(path, option, value)
+        assert f"{value} is not a positive whole number" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--timeout", "abc"]])
-def test_options_out_of_range_are_refused(arguments, run_files, capsys):
-    with pytest.raises(SystemExit):
-        run_files(*arguments)
-    assert f"{arguments[1]} is not a positive whole number" in capsys.readouterr().err
 
 
 def test_selection(tmp_path, monkeypatch):
