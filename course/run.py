@@ -20,12 +20,10 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-import nbformat
 from nbformat import NotebookNode
 from rich.console import Console
 from rich.table import Table
@@ -45,11 +43,11 @@ STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was wri
 
 @dataclass
 class Job:
-    """One notebook of a run. `status`: waiting, passed, failed or interrupted."""
+    """One notebook of a run. `status`: passed, failed or, until then, interrupted."""
 
     notebook: Selected
     target: Path
-    status: str = "waiting"
+    status: str = "interrupted"
     progress: Progress = field(default_factory=Progress)
     notes: list[str] = field(default_factory=list)
 
@@ -131,7 +129,6 @@ def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Conso
     """Run one notebook; what goes wrong is noted in the job and stops no other."""
     path, progress = job.notebook.path, job.progress
     if progress.stop:
-        job.status = "interrupted"
         return
     console.print(f"{job.notebook.label}  started", soft_wrap=True)
     try:
@@ -139,16 +136,12 @@ def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Conso
         notebook, digest = read_notebook(path)
         execute_blocking(notebook, path.parent, progress, timeout=args.timeout, env=env, rehearse=args.rehearse)
         if progress.stop:
-            job.status = "interrupted"
             return
-        copy = deepcopy(notebook)
-        copy.metadata[STAMP] = _digest(notebook)
-        write_notebook(copy, job.target)
+        notebook.metadata[STAMP] = _digest(notebook)
+        write_notebook(notebook, job.target)
         if args.save and progress.failure is None:
             _save(job, notebook, digest, args.cell)
-    except NotebookError as error:
-        progress.failure = Failure(str(error))
-    except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
+    except Exception as error:  # one that is no notebook, or a fault of the system, must not take the others with it
         progress.failure = Failure(f"{type(error).__name__}: {error}")
     job.status = "passed" if progress.failure is None else "failed"
     console.print(f"{job.notebook.label}  {job.status}  {progress.seconds:.1f} s", soft_wrap=True)
@@ -178,17 +171,16 @@ def _put_aside(job: Job) -> None:
 
 def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> None:
     """Put the outputs of `cells`, or of all if there are none, into the source, and nothing else."""
-    path = job.notebook.path
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    source, now = read_notebook(job.notebook.path)
+    if now != digest:
         job.notes.append("not saved: the file was changed while it ran")
         return
-    source = nbformat.reads(path.read_text(encoding="utf-8"), as_version=nbformat.NO_CONVERT)
     for mine, theirs in zip(source.cells, executed.cells, strict=True):
         if mine.cell_type == "code":
             mine.execution_count = theirs.execution_count
             if not cells or mine.id in cells:
                 mine.outputs = theirs.outputs
-    write_notebook(source, path)
+    write_notebook(source, job.notebook.path)
     job.notes.append("outputs saved")
 
 
@@ -198,13 +190,10 @@ def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> No
 
 def _explain(job: Job) -> Text:
     """A failure in full: where, why, and the traceback or the cell."""
-    failure, path = job.progress.failure, job.notebook.path
-    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    where = (
-        f"code cell {job.progress.cell} of {job.progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
-    )
-    heading = (f"\nFAILED  {name}\n", "bold red")
-    return Text.assemble(heading, (where, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
+    failure, progress = job.progress.failure, job.progress
+    cell = f"code cell {progress.cell} of {progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
+    heading = (f"\nFAILED  {job.notebook.path}\n", "bold red")
+    return Text.assemble(heading, (cell, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
 
 
 def _summary(jobs: list[Job]) -> Table:

@@ -95,40 +95,14 @@ def test_each_command_explains_itself_and_has_a_make_target(name, capsys):
     assert re.search(line, (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# handing over to the environment
-
-
-@pytest.fixture
-def made(monkeypatch, tmp_path):
-    """The folder of the programs in a .venv that is ready."""
-    programs = tmp_path / ".venv" / "bin"
-    monkeypatch.delenv("COURSE_ENV", raising=False)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    monkeypatch.setattr(environment.Environment, "ensure", lambda self: programs / "python")
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    return programs
-
-
-@pytest.mark.parametrize(
-    ("command", "tools"),
-    [(["run", "15-01"], True), (["run", "--help"], False), (["help", "lint"], False), (["workbook"], False)],
-)
-def test_maintainers_tools_are_installed_to_use_them_and_not_to_ask_for_help(monkeypatch, made, command, tools):
-    asked = []
-    monkeypatch.setattr(environment, "is_there", lambda: True)
-    monkeypatch.setattr(environment.Environment, "ensure", lambda self: asked.append(self.tools) or made / "python")
-    monkeypatch.setattr(os, "execv", lambda *_: sys.exit(0))
-    monkeypatch.setattr(environment, "CAN_EXEC", True)
-    with pytest.raises(SystemExit):
-        cli.main(command)
-    assert asked == [tools]
-
-
 @pytest.mark.parametrize("can_exec", [True, False], ids=["POSIX", "Windows"])
-def test_a_command_is_started_again_in_the_environment(monkeypatch, made, can_exec):
-    started = []
-    real = subprocess.Popen
+def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, can_exec):
+    python, real = tmp_path / ".venv" / "bin" / "python", subprocess.Popen
+    tools, started = [], []
+
+    def ensure(made):
+        tools.append(made.tools)
+        return python
 
     def popen(command):
         started.append(command)
@@ -138,22 +112,25 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, made, can_ex
         started.append(arguments)
         sys.exit(7)
 
+    monkeypatch.setattr(environment.Environment, "ensure", ensure)
+    monkeypatch.setattr(environment, "is_there", lambda: True)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.setattr(environment, "CAN_EXEC", can_exec)
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("PYTHONHOME", "/elsewhere")
-    with pytest.raises(SystemExit, match="7"):
-        sys.exit(cli.main(["run", "15-01"]))
+    monkeypatch.delenv("COURSE_ENV", raising=False)
+    commands = [["run", "15-01"], ["run", "--help"], ["workbook"]]
+    for command in commands:
+        with pytest.raises(SystemExit, match="7"):
+            sys.exit(cli.main(command))
+    assert started == [[str(python), "-m", "course", *command] for command in commands]
+    assert tools == [True, False, False], "maintainers' tools are installed to use them, not to ask for help"
     assert "PYTHONHOME" not in os.environ
-    assert started == [[str(made / "python"), "-m", "course", "run", "15-01"]]
-    assert os.environ["PATH"].startswith(f"{made}{os.pathsep}")
-    monkeypatch.setattr(sys, "prefix", str(made.parent))
-    assert environment.enter("run", []) is None, "in the environment itself nothing is handed over"
-    assert cli.main(["setup"]) == 0
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# lab, clean
+    assert os.environ["PATH"].startswith(f"{python.parent}{os.pathsep}")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert cli.main(["setup"]) == 0, "in the environment itself nothing is handed over"
 
 
 @pytest.fixture
@@ -208,18 +185,12 @@ def test_lab_opens_the_server_that_has_the_folder_open_already(opened, tmp_path,
     assert said == f"JupyterLab is already running in {tmp_path.resolve() / 'w'}: {address}"
 
 
-@pytest.mark.parametrize("make", [lab.main, lab.workbook.main])
-def test_where_no_workbook_can_be_is_said(tmp_path, capsys, make):
+def test_where_no_workbook_can_be_is_said(opened, tmp_path, capsys):
     (tmp_path / "w").write_text("mine")
-    notebooks = lab.syllabus.SYLLABUS_FILE.parent
-    before = {path: path.stat().st_mtime_ns for path in notebooks.iterdir()}
-    for folder, said in (
-        (tmp_path / "w", f"can't write in {tmp_path / 'w'}: File exists; name another --output"),
-        (notebooks, "holds the notebooks themselves; name another --output"),
-    ):
-        assert make(argparse.Namespace(output=folder, extra=[], notebooks=[])) == 2
-        assert said in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in notebooks.iterdir()} == before
+    assert opened()[0] == lab.workbook.main(argparse.Namespace(output=tmp_path / "w", notebooks=[])) == 2
+    assert f"can't write in {tmp_path / 'w'}: File exists; name another --output" in capsys.readouterr().err
+    assert opened(folder=lab.syllabus.SYLLABUS_FILE.parent)[0] == 2
+    assert "holds the notebooks themselves; name another --output" in capsys.readouterr().err
 
 
 def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
