@@ -233,10 +233,10 @@ class Environment:
         base = getattr(sys, "_base_executable", None) or sys.executable
         say(f"Making the environment {self.folder} with {base}: {reason}.")
         self._empty()
-        if run([base, "-I", "-m", "venv", str(self.folder)], self.log, str) or self.broken():
+        if run([base, "-I", "-m", "venv", str(self.folder)], self.log, lambda: "") or self.broken():
             raise SetupError(
-                f"{self._log_end()}\n\n`{base} -m venv` failed. On Debian and Ubuntu install the package python3-venv "
-                "(or python3.12-venv, the version that you use)."
+                f"{self._said()[-2000:]}\n\n`{base} -m venv` failed. On Debian and Ubuntu install the package "
+                "python3-venv (or python3.12-venv, the version that you use)."
             )
 
     def _pip(self, *arguments: str) -> None:
@@ -247,23 +247,22 @@ class Environment:
         before = self._packages()
 
         def progress() -> str:
-            line = self._log_end(1)
-            names = line.partition("Installing collected packages: ")[2].split(", ")
-            new = len(self._packages() - before)
-            return f"{new} of {len(names)} packages are in place" if names != [""] else line
+            said = self._said()
+            if names := re.search(r"^Installing collected packages: (.*)", said, re.MULTILINE):
+                return f"{len(self._packages() - before)} of {len(names[1].split(','))} packages are in place"
+            return ["", *re.findall(r"^ *(Downloading .*)", said, re.MULTILINE)][-1]
 
         status = run([*command, *options, *arguments, *pins], self.log, progress)
         if status:
-            raise SetupError(f"{self._log_end()}\n\n{PIP_ADVICE.format(status=status, log=self.log)}")
+            raise SetupError(f"{self._said()[-2000:]}\n\n{PIP_ADVICE.format(status=status, log=self.log)}")
 
     def _packages(self) -> set[Path]:
         places = ("lib/python3*/site-packages", "Lib/site-packages")  # the second one on Windows
         return {path for place in places for path in self.folder.glob(f"{place}/*.dist-info")}
 
-    def _log_end(self, count: int = 12) -> str:
-        """The last lines of what pip or venv has said."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-count:]).strip()
+    def _said(self) -> str:
+        """What pip or venv has said."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
 
 def requirements(root: Path) -> list[str]:
