@@ -92,8 +92,8 @@ def test_installs_once_and_again_only_when_something_changed(root):
 
 
 def test_a_failed_installation_is_reported_and_repaired(root):
-    with pytest.raises(SetupError, match=r"rich, numpy(.|\n)*status 3(.|\n)*pip\.log(.|\n)*HTTPS_PROXY(.|\n)*again"):
-        Fakes(fail_pip=3).ensure(root)
+    with pytest.raises(SetupError, match=r"rich, numpy(.|\n)*status 1(.|\n)*pip\.log(.|\n)*HTTPS_PROXY(.|\n)*again"):
+        Fakes(fail_pip=1).ensure(root)
     with pytest.raises(KeyboardInterrupt):
         Fakes(fail_pip=KeyboardInterrupt()).ensure(root, index="http://localhost/cpu")
     mended = Fakes()
@@ -256,5 +256,13 @@ def test_current_python_lacking_something(root, monkeypatch):
     lacks_torch, lacks_rich = unmet(root)
     assert lacks_torch.startswith("torch 2.10.1+cu130 is not supported (torch")
     assert lacks_rich == "rich is missing (rich>=13)"
+    monkeypatch.setattr(environment, "ROOT", root)
+    monkeypatch.setenv("COURSE_ENV", "current")
+    with pytest.raises(
+        SetupError, match=r"can't run `lab`(.|\n)*rich is missing(.|\n)*pip install -r requirements.txt"
+    ):
+        environment.enter("lab", [])
     versions |= {"torch": "2.15.0a0+git123", "rich": "15.0"}
-    assert unmet(root) == []
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert environment.enter("lab", []) is None
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(root), "/mine"], "where kernels find the course"
