@@ -30,7 +30,7 @@ from nbformat import NotebookNode
 
 from course.files import write_whole
 
-OUTPUT_LIMIT = 20_000_000  # characters of a notebook (a figure has about 100,000); more would fill the memory
+OUTPUT_LIMIT = 5_000_000  # characters of a notebook (lint allows 3 MB); more would fill the memory
 SAMPLE_SECONDS = 0.5  # between two measurements of memory, which take 20 ms for a process with PyTorch
 # shared.get_device pretends an accelerator; and how long something takes on it says nothing
 REHEARSAL = {"COURSE_DEVICE": "pretended", "COURSE_TIMING": "rough"}

@@ -258,9 +258,7 @@ def test_current_python_lacking_something(root, monkeypatch):
     assert lacks_rich == "rich is missing (rich>=13)"
     monkeypatch.setattr(environment, "ROOT", root)
     monkeypatch.setenv("COURSE_ENV", "current")
-    with pytest.raises(
-        SetupError, match=r"can't run `lab`(.|\n)*rich is missing(.|\n)*pip install -r requirements.txt"
-    ):
+    with pytest.raises(SetupError, match=r"can't run `lab`(.|\n)*rich is missing(.|\n)*pip install -r"):
         environment.enter("lab", [])
     versions |= {"torch": "2.15.0a0+git123", "rich": "15.0"}
     monkeypatch.setenv("PYTHONPATH", "/mine")
