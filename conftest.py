@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from course.kernels import connection
-
 ABOUT_ONE = re.compile(r"test_(?:checks_)?(\d\d)_(\d\d)")  # tests of one notebook's checks and lesson
 
 
@@ -33,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _kernel_manager(**settings: Any) -> Any:
     """What nbval makes for a notebook."""
     from jupyter_client import KernelManager
+
+    from course.execution import connection
 
     return KernelManager(**settings, **connection(Path(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}.json")))
 

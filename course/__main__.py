@@ -6,45 +6,41 @@ environment (course/environment.py) and starts itself again in it. The commands 
 """
 
 import argparse
-import importlib
+import importlib.util
 import os
 import sys
 
-# command: (one line of help, needs the environment)
 COMMANDS = {
-    "setup": ("make the environment in .venv, or bring it up to date, and do nothing else", True),
-    "run": ("execute the notebooks, two at a time, and show a table of how they did", True),
-    "test": ("run all tests: the notebooks (nbval), shared, course, the checks, both editions", True),
-    "lab": ("make the student edition in workbook/ and open it in JupyterLab", True),
-    "workbook": ("make the student edition in workbook/, or renew it with your answers in it", True),
-    "release": ("write the bundles that are handed out to students and to instructors into dist/", True),
-    "site": ("build the web site from the stored outputs into site/: to read before anything is installed", True),
-    "grade": ("grade a folder of submissions: a table, feedback pages and a summary", True),
-    "data": ("say which data sets are here; fetch the full ones", True),
-    "lint": ("hold the notebooks against the syllabus and their templates", True),
-    "mutate": ("change the answers in small ways and see which changes the checks accept", True),
-    "new": ("make a new notebook from a template", True),
-    "clean": ("remove executed/ and caches; --all also the environment", False),
-    "help": ("show this list, or with a command's name its options", False),
+    "setup": "make the environment in .venv, or bring it up to date, and do nothing else",
+    "run": "execute the notebooks, two at a time, and show a table of how they did",
+    "test": "run all tests: the notebooks (nbval), shared, course, the checks, both editions",
+    "lab": "make the student edition in workbook/ and open it in JupyterLab",
+    "workbook": "make the student edition in workbook/, or renew it with your answers in it",
+    "release": "write the bundles that are handed out to students and to instructors into dist/",
+    "site": "build the web site from the stored outputs into site/: to read before anything is installed",
+    "grade": "grade a folder of submissions: a table, feedback pages and a summary",
+    "data": "say which data sets are here; fetch the full ones",
+    "lint": "hold the notebooks against the syllabus and their templates",
+    "mutate": "change the answers in small ways and see which changes the checks accept",
+    "new": "make a new notebook from a template",
+    "clean": "remove executed/ and caches; --all also the environment",
+    "help": "show this list, or with a command's name its options",
 }
+USAGE = """\
+usage: python -m course COMMAND [OPTIONS]
 
+{commands}
 
-def usage() -> str:
-    """The list of commands."""
-    lines = ["usage: python -m course COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<10} {text}" for name, (text, _) in COMMANDS.items()]
-    lines += [
-        "",
-        "The first command sets the environment up. `python -m course help COMMAND` shows a command's options.",
-        "",
-        "  COURSE_ENV=current       use this Python and what it has, install nothing",
-        "  COURSE_TORCH_INDEX=URL   take torch and torchvision from that index (smaller CPU-only wheels, another CUDA)",
-        "  COURSE_DATA=sample|full|auto       which data the notebooks use",
-        "  COURSE_DATA_DIR=FOLDER             where the full data sets are, or go",
-        "  COURSE_DATA_MIRROR=URL|FOLDER      where they are looked for first",
-        "  COURSE_DEVICE=cpu|cuda|cuda:N|mps  the device of the notebooks; default: the best there is",
-    ]
-    return "\n".join(lines)
+The first command sets the environment up. `python -m course help COMMAND` shows a command's options.
+
+  COURSE_ENV=current       use this Python and what it has, install nothing
+  COURSE_TORCH_INDEX=URL   take torch and torchvision from that index (smaller CPU-only wheels, another CUDA)
+  COURSE_DATA=sample|full|auto       which data the notebooks use
+  COURSE_DATA_DIR=FOLDER             where the full data sets are, or go
+  COURSE_DATA_MIRROR=URL|FOLDER      where they are looked for first
+  COURSE_DEVICE=cpu|cuda|cuda:N|mps  the device of the notebooks; default: the best there is""".format(
+    commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+)
 
 
 def run_command(command: str, arguments: "list[str]") -> int:
@@ -63,15 +59,6 @@ def run_command(command: str, arguments: "list[str]") -> int:
     return module.main(args)
 
 
-def _explain(command: str) -> int:
-    """Show the options of a command as far as this Python can: to ask for them must install nothing."""
-    try:
-        return run_command(command, ["--help"])
-    except ImportError:
-        print(f"{command}: {COMMANDS[command][0]}\n\nIts options are shown once `python -m course setup` has been run.")
-        return 0
-
-
 def main(argv: "list[str] | None" = None) -> int:
     """Run one command and return its exit status (2: wrong usage, 130: interrupted)."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for the Pythons that are too old
@@ -87,47 +74,51 @@ def main(argv: "list[str] | None" = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else "help"
     if command in ("-h", "--help", "help"):
-        if not arguments or arguments[0] == "help":
-            print(usage())
-            return 0
-        command, arguments = arguments[0], ["--help"]
+        command, arguments = (arguments or ["help"])[0], ["--help"]
+    if command == "help":
+        print(USAGE)
+        return 0
     if command not in COMMANDS:
-        sys.stderr.write(f"There is no command '{command}'.\n\n{usage()}\n")
+        sys.stderr.write(f"There is no command '{command}'.\n\n{USAGE}\n")
         return 2
-
-    if command == "setup" and arguments:
-        print(f"usage: python -m course setup\n\n{COMMANDS['setup'][0]}; it has no options")
-        return 0 if arguments[0] in ("-h", "--help") else 2
 
     from course import environment
 
     try:
-        if {"-h", "--help"} & set(arguments) and not environment.is_there():
-            return _explain(command)
-        if command == "site":
-            if environment.can_build_site():
-                return run_command(command, arguments)
-            if not environment.is_there():  # whoever wants to look first must not wait for PyTorch
-                sys.stderr.write(environment.SITE_ADVICE + "\n")
-                return 1
-        # JupyterLab says so, too, but after the set-up and without the form that make needs
-        if command == "lab" and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
-            sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
-            return 2
-        if COMMANDS[command][1]:
-            status = environment.enter(command, arguments)
-            if status is not None:
-                return status
-        if command == "setup":
-            print("The environment is ready: " + environment.describe())
-            return 0
-        return run_command(command, arguments)
+        return _in_environment(command, arguments)
     except environment.SetupError as error:
         sys.stderr.write(f"\n{error}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         return 130
+
+
+def _in_environment(command: str, arguments: "list[str]") -> int:
+    """Run a command, in the environment if it needs that. Raises SetupError."""
+    from course import environment
+
+    asks = bool({"-h", "--help"} & set(arguments))
+    if asks and (command == "setup" or not environment.is_there()):  # to ask must install nothing
+        print(f"{command}: {COMMANDS[command]}\n\nIts options, if any, are shown once `setup` has been run.")
+        return 0
+    if command == "site" and importlib.util.find_spec("sphinx_book_theme"):
+        return run_command(command, arguments)
+    if command == "site" and not environment.is_there():  # whoever wants to look first must not wait for PyTorch
+        sys.stderr.write(environment.SITE_ADVICE + "\n")
+        return 1
+    # JupyterLab says so, too, but after the set-up and without the form that make needs
+    if command == "lab" and not asks and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
+        sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
+        return 2
+    if command != "clean":
+        status = environment.enter(command, arguments)
+        if status is not None:
+            return status
+    if command == "setup":
+        print(f"The environment is ready: {sys.prefix}, Python {sys.version.split()[0]}")
+        return 0
+    return run_command(command, arguments)
 
 
 if __name__ == "__main__":

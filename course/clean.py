@@ -9,7 +9,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from course.environment import ROOT, Environment
@@ -25,8 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if something can't be removed."""
+    found = [ROOT / "executed"] if (ROOT / "executed").is_dir() else []
+    for folder, names, _ in os.walk(ROOT):
+        found += [Path(folder, name) for name in names if name in CACHES]
+        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
     try:
-        for path in remove(ROOT):
+        for path in found:
+            shutil.rmtree(path)
             print(f"removed {path.relative_to(ROOT)}")
         if args.all and Environment(ROOT).remove():
             print("removed .venv")
@@ -34,14 +38,3 @@ def main(args: argparse.Namespace) -> int:
         print(f"clean: {error.filename} can't be removed: {error.strerror}", file=sys.stderr)
         return 1
     return 0
-
-
-def remove(root: Path) -> Iterator[Path]:
-    """Remove executed/ and the caches below `root`; yields each when it is gone."""
-    found = [root / "executed"] if (root / "executed").is_dir() else []
-    for folder, names, _ in os.walk(root):
-        found += [Path(folder, name) for name in names if name in CACHES]
-        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
-    for path in found:
-        path.unlink() if path.is_symlink() else shutil.rmtree(path)
-        yield path

@@ -6,23 +6,22 @@ files, constraints.txt, pyproject.toml and the index of torch); while it matches
 needed. Files of ours:
 
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
-    .venv/course-stamp.json     what is installed; removed first and written last, so an interrupted one leaves none
+    .venv/course-stamp.json     what is installed; without a digest while something is being installed
     .venv/course.lock           held (by the system, so never stale) while something is installed
+    .venv/pip.log               what pip said when it was called last
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -33,15 +32,11 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
-PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
-LOCK_LIMIT = 3600  # seconds to wait for another process's installation
-TELL_EVERY = 10.0  # seconds; pip says nothing while it unpacks, for minutes
-# what a command can do without when nothing may be installed (COURSE_ENV=current)
-ONLY_FOR = {"pytest": {"test"}, "nbval": {"test"}, "jupyter": {"lab"}, "jupyter_server": {"lab"}}
+TELL_EVERY = 10.0  # seconds between two lines on how far pip is
 
-PIP_ADVICE = """pip failed (exit status {status}); what it said is above. Likely causes:
+PIP_ADVICE = """pip failed (exit status {status}). The end of what it said is above, all of it in {log}. Likely causes:
 - The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror. If it is the one in
-  COURSE_TORCH_INDEX, leave that out.
+  COURSE_TORCH_INDEX, set that to "" once, for pip's own.
 - The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
@@ -49,47 +44,35 @@ Call the same command again; what was downloaded is kept."""
 NO_GPU = """No NVIDIA driver is here, so torch without CUDA does as well. To have that: Ctrl+C now, and then
     COURSE_TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab"""
 
-# what `python -m course site` imports: requirements-site.txt has it, and PyTorch isn't in it
-FOR_THE_SITE = (
-    "sphinx",
-    "myst_nb",
-    "sphinx_book_theme",
-    "sphinx_copybutton",
-    "mathjax",
-    "nbclient",
-    "ipykernel",
-    "PIL",
-)
-
 SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB.
-In the course's folder:
-    python3 -m venv .site
-    .site/bin/python -m pip install -r requirements-site.txt -c constraints.txt
-    .site/bin/python -m course site
-(On Windows: py -m venv .site, and .site\\Scripts\\python in place of .site/bin/python.)"""
+README.md, "Look first", has the three lines that install them in .site and build it."""
 
 TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
-the pair in constraints.txt does. Remove both and let them be installed again:
-    python -m course clean --all
-    python -m course setup
-For another index (CPU-only wheels, another CUDA) set COURSE_TORCH_INDEX to its address for the second line."""
+the pair in constraints.txt does. Let both be installed again: `python -m course clean --all`, then `setup`, if need be
+with COURSE_TORCH_INDEX set to the address of another index (CPU-only wheels, another CUDA)."""
 
 
 class SetupError(Exception):
     """The environment can't be made or used; the message says why and what to do."""
 
 
-def run(command: list[str]) -> int:
-    """Run a program whose output the user sees, and return its exit status."""
-    # without what would make venv and pip look elsewhere
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, env={**env, "PIP_USER": "0"}, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(),
-            timeout=PIP_LIMIT, check=False,
-        ).returncode  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.") from error
+def run(command: list[str], log: Path, progress: Callable[[], str]) -> int:
+    """Run a program whose output goes to `log`, and return its exit status. What `progress` says is told meanwhile."""
+    told = ""
+    with log.open("wb") as file, subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PIP_USER": "0"},
+        stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        try:
+            while True:
+                try:
+                    return process.wait(TELL_EVERY)
+                except subprocess.TimeoutExpired:
+                    if (line := progress()) != told:
+                        say(line)
+                        told = line
+        finally:
+            process.kill()  # after Ctrl-C, say
 
 
 def end_of(process: subprocess.Popen) -> int:
@@ -114,59 +97,20 @@ def probe(python: Path, code: str, timeout: float = 30) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def telling(line: Callable[[], str]) -> Iterator[None]:
-    """Say a line from time to time, if it has changed since."""
-    ended = threading.Event()
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`, as SQLite holds a database: on every system, and never after this process's end.
 
-    def tell() -> None:
-        told = line()
-        while not ended.wait(TELL_EVERY):
-            if (now := line()) != told:
-                say(now)
-                told = now
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def locked(path: Path, limit: float) -> Iterator[None]:
-    """Hold the lock file at `path`. SetupError after `limit` seconds.
-
-    The operating system holds the lock and drops it when this process ends however that happens, so it can't go stale.
+    SetupError if another process holds it.
     """
-    deadline = time.monotonic() + limit
-    with open(path, "ab") as file:
-        if not _try_lock(file.fileno()):
-            say("Another process is setting the environment up; waiting for it to finish.")
-            while not _try_lock(file.fileno()):
-                if time.monotonic() > deadline:
-                    raise SetupError(
-                        f"Another process has been setting up {path.parent} for {limit:.0f} s. Wait for it or end it "
-                        "(look for `pip install` among the processes), then call this again."
-                    )
-                time.sleep(0.2)
+    with contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as database:
+        try:
+            database.executescript("PRAGMA journal_mode = OFF; BEGIN EXCLUSIVE")  # without a second file
+        except sqlite3.OperationalError as error:
+            raise SetupError(
+                f"Can't lock {path}: {error}. If another process is setting the environment up, wait for it or end it "
+                "(look for `pip install` among the processes), then call this again."
+            ) from None
         yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 class Environment:
@@ -184,16 +128,15 @@ class Environment:
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
         self.lock = self.folder / "course.lock"
-        # where torch has come from; an index that didn't work is not used again
-        self.known_index = {**read_json(self.stamp), **read_json(self.marker)}.get("index", "")
-        self.index = self.known_index if index is None else index
+        self.log = self.folder / "pip.log"
+        self.index = read_json(self.stamp).get("index", "") if index is None else index
 
     def broken(self) -> str | None:
         """Why the .venv can't be used as it is, or None."""
-        if read_json(self.marker).get("root", str(self.root)) != str(self.root):
+        if not self.marker.is_file():
+            return "there is none yet"
+        if read_json(self.marker).get("root") != str(self.root):
             return "the folder has been moved or copied"
-        if not self.python.exists():
-            return "its Python is gone" if (self.folder / "pyvenv.cfg").exists() else "there is none yet"
         # where it was made for another version of Python there is no pip
         status, said = probe(self.python, "import sys, pip; assert sys.version_info >= (3, 11); print(sys.prefix)")
         # the folder, not the file: .venv/bin/python is a link to the system's
@@ -211,65 +154,59 @@ class Environment:
     def ready(self) -> bool:
         """Whether nothing has to be done: it can be used, and what the stamp says is what is asked for, or more."""
         enough = {self.digest(tools=True)} | (set() if self.tools else {self.digest(tools=False)})
-        return self.broken() is None and read_json(self.stamp).get("digest") in enough
+        return read_json(self.stamp).get("digest") in enough and self.broken() is None
 
     def ensure(self) -> Path:
         """Make or mend the environment if needed and return its Python. Raises SetupError."""
-        if self.ready():
-            return self.python
-        try:
-            self.folder.mkdir(exist_ok=True)
-            with locked(self.lock, LOCK_LIMIT):
-                # under the lock, so that nobody meets a folder that is being claimed
-                if set(self.folder.iterdir()) == {self.lock}:  # nothing that anybody could miss
-                    self._write_marker()
-                if not self.ready():  # another process may have done all of it in the meantime
+        if not self.ready():
+            try:
+                self.folder.mkdir(exist_ok=True)
+                with locked(self.lock):
+                    self._require_ours()
                     self._install()
-        except OSError as error:
-            raise SetupError(
-                f"Can't write the environment {self.folder}: {error}\nIf the disk isn't full, use a copy of the course "
-                "in a folder of yours, or COURSE_ENV=current with a Python that has all of requirements.txt."
-            ) from error
+            except OSError as error:
+                raise SetupError(
+                    f"Can't write the environment {self.folder}: {error}\nIf the disk isn't full, use a copy of the "
+                    "course in a folder of yours, or COURSE_ENV=current with a Python that has all of requirements.txt."
+                ) from error
         return self.python
-
-    def empty(self) -> None:
-        """Delete what is in the folder, but for the marker and the lock. SetupError if it isn't this tool's."""
-        if not self.marker.is_file():
-            raise SetupError(
-                f"{self.folder} was not made by this tool, so it is left alone. Delete or rename it yourself, then "
-                "call this again."
-            )
-        for path in self.folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path not in (self.marker, self.lock):
-                path.unlink()
 
     def remove(self) -> bool:
         """Delete the folder; False if there is none. SetupError if it isn't this tool's or is in use."""
         if not self.folder.exists():
             return False
-        with locked(self.lock, 5) if self.marker.is_file() else contextlib.nullcontext():
-            self.empty()
+        with locked(self.lock):
+            self._require_ours()
+            self._empty()
         shutil.rmtree(self.folder)
         return True
 
-    def _write_marker(self) -> None:
-        write_whole(self.marker, json.dumps({"root": str(self.root), "index": self.known_index}))
+    def _require_ours(self) -> None:
+        if not self.marker.is_file() and set(self.folder.iterdir()) != {self.lock}:
+            raise SetupError(
+                f"{self.folder} was not made by this tool, so it is left alone. Delete or rename it, or activate it "
+                "and set COURSE_ENV=current; then call this again."
+            )
+
+    def _empty(self) -> None:
+        """Delete what is in the folder, but for the files that say whose it is."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path not in (self.marker, self.stamp, self.lock):
+                path.unlink()
 
     def _install(self) -> None:
-        installed, ours = read_json(self.stamp), self.marker.is_file()
+        installed = read_json(self.stamp)
         reason = (
             self.broken()
-            or (installed.get("index", self.index) != self.index and "torch is to come from another index")
-            or (ours and not installed and "an installation was interrupted, so packages may be half there")
+            or ("digest" not in installed and "an installation was interrupted, so packages may be half there")
+            or (installed["index"] != self.index and "torch is to come from another index")
         )
+        write_whole(self.marker, json.dumps({"root": str(self.root)}))
+        write_whole(self.stamp, json.dumps({"index": self.index}))
         if reason:
             self._make(reason)
-        self.stamp.unlink(missing_ok=True)
-        if not ours:
-            say(f"{self.folder} was not made by this tool; it is used as it is, and gets what it lacks.")
-        if reason or not installed:
             free = shutil.disk_usage(self.folder).free / 1e9
             say(
                 "Installing what the course needs, 3 to 5 minutes on a fast line. With CUDA it takes about 3 GB to "
@@ -277,50 +214,55 @@ class Environment:
             )
             if not self.index and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
                 say(NO_GPU)
-        else:
-            say(f"Adding what {TOOLS if self.tools else REQUIREMENTS} asks for.")
+        wanted = TOOLS if self.tools else REQUIREMENTS
+        say(f"pip installs what {wanted} asks for; what it says is in {self.log}.")
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
-            say(f"torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX= (empty).")
+            say(f'torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX="".')
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
             self._pip("--no-deps", "--index-url", self.index, *torch)
-        self._pip("-r", TOOLS if self.tools else REQUIREMENTS)
+        self._pip("-r", wanted)
         # wheels from two indexes install well and break here
         status, said = probe(self.python, "import torch, torchvision; from torchvision.ops import nms", timeout=300)
         if status:
             raise SetupError("\n".join([*said.splitlines()[-8:], "", TORCH_ADVICE]))
         write_whole(self.stamp, json.dumps({"digest": self.digest(self.tools), "index": self.index}))
-        self.known_index = self.index
-        if self.marker.is_file():
-            self._write_marker()
 
     def _make(self, reason: str) -> None:
         """A fresh virtual environment in the folder, from the Python below the running one."""
         base = getattr(sys, "_base_executable", None) or sys.executable
         say(f"Making the environment {self.folder} with {base}: {reason}.")
-        self.empty()
-        self._write_marker()
-        if run([base, "-m", "venv", str(self.folder)]) or self.broken() is not None:
-            shutil.rmtree(self.python.parent, ignore_errors=True)  # so that the next call begins again
+        self._empty()
+        if run([base, "-I", "-m", "venv", str(self.folder)], self.log, lambda: "") or self.broken():
             raise SetupError(
-                f"`{base} -m venv` failed; what it said is above. On Debian and Ubuntu install the package "
+                f"{self._said()[-2000:]}\n\n`{base} -m venv` failed. On Debian and Ubuntu install the package "
                 "python3-venv (or python3.12-venv, the version that you use)."
             )
 
     def _pip(self, *arguments: str) -> None:
         """pip install, in the versions of constraints.txt if it is there."""
-        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+        command = [str(self.python), "-I", "-m", "pip", "install", "--disable-pip-version-check"]
+        options = ["--no-input", "--progress-bar", "off"]
         pins = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
-        with telling(self._so_far):
-            status = run([*command, *pins])
-        if status:
-            raise SetupError(PIP_ADVICE.format(status=status))
+        before = self._packages()
 
-    def _so_far(self) -> str:
-        """How many packages are in place."""
-        places = ("lib/python*/site-packages", "Lib/site-packages")  # the second one on Windows
-        count = sum(1 for place in places for _ in self.folder.glob(f"{place}/*.dist-info"))
-        return f"{count} of about {190 if self.tools else 145} packages are in place"
+        def progress() -> str:
+            said = self._said()
+            if names := re.search(r"^Installing collected packages: (.*)", said, re.MULTILINE):
+                return f"{len(self._packages() - before)} of {len(names[1].split(','))} packages are in place"
+            return ["", *re.findall(r"^ *(Downloading .*)", said, re.MULTILINE)][-1]
+
+        status = run([*command, *options, *arguments, *pins], self.log, progress)
+        if status:
+            raise SetupError(f"{self._said()[-2000:]}\n\n{PIP_ADVICE.format(status=status, log=self.log)}")
+
+    def _packages(self) -> set[Path]:
+        places = ("lib/python3*/site-packages", "Lib/site-packages")  # the second one on Windows
+        return {path for place in places for path in self.folder.glob(f"{place}/*.dist-info")}
+
+    def _said(self) -> str:
+        """What pip or venv has said."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
 
 def requirements(root: Path) -> list[str]:
@@ -329,29 +271,21 @@ def requirements(root: Path) -> list[str]:
     return [line.strip() for line in re.findall(r"^\w[^#\n]*", text, re.MULTILINE)]
 
 
-def unmet(root: Path, command: str) -> list[str]:
-    """What of requirements.txt the running Python lacks for `command`, each as one line for the user."""
+def unmet(root: Path) -> list[str]:
+    """What of requirements.txt the running Python lacks, each as one line for the user."""
     try:
         from packaging.requirements import Requirement
     except ImportError:
         return ["packaging is missing, so nothing else could be looked at"]
     problems = []
-    for line in requirements(root):
-        wanted = Requirement(line)
-        if command not in ONLY_FOR.get(wanted.name, {command}) or (wanted.marker and not wanted.marker.evaluate()):
-            continue
+    for wanted in map(Requirement, requirements(root)):
         try:
             version = metadata.version(wanted.name)
             if not wanted.specifier.contains(version, prereleases=True):
-                problems.append(f"{wanted.name} {version} is not supported ({line})")
+                problems.append(f"{wanted.name} {version} is not supported ({wanted})")
         except metadata.PackageNotFoundError:
-            problems.append(f"{wanted.name} is missing ({line})")
+            problems.append(f"{wanted.name} is missing ({wanted})")
     return problems
-
-
-def can_build_site() -> bool:
-    """Whether the running Python has what the site is built with."""
-    return all(importlib.util.find_spec(name) for name in FOR_THE_SITE)
 
 
 def is_there() -> bool:
@@ -367,7 +301,7 @@ def enter(command: str, arguments: list[str]) -> int | None:
     """
     choice = os.environ.get("COURSE_ENV", "")
     if choice == "current":
-        if problems := unmet(ROOT, command):
+        if problems := unmet(ROOT):
             listed = "\n".join("  " + problem for problem in problems)
             raise SetupError(
                 f"COURSE_ENV=current: this Python ({sys.executable}) can't run `{command}`:\n{listed}\n"
@@ -391,12 +325,6 @@ def enter(command: str, arguments: list[str]) -> int | None:
     if CAN_EXEC:
         os.execv(started[0], started)
     return end_of(subprocess.Popen(started))
-
-
-def describe() -> str:
-    """One line on the running environment."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision"))
-    return f"{sys.prefix}, Python {sys.version.split()[0]}, {versions}"
 
 
 def say(text: str) -> None:

@@ -14,10 +14,8 @@ import hashlib
 import logging
 import os
 import tempfile
-import threading
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from course.files import write_whole
-from course.kernels import connection
 
-OUTPUT_LIMIT = 5_000_000  # characters of a cell (a figure has about 100,000)
+OUTPUT_LIMIT = 5_000_000  # characters of a notebook (lint allows 3 MB); more would fill the memory
 SAMPLE_SECONDS = 0.5  # between two measurements of memory, which take 20 ms for a process with PyTorch
 # shared.get_device pretends an accelerator; and how long something takes on it says nothing
 REHEARSAL = {"COURSE_DEVICE": "pretended", "COURSE_TIMING": "rough"}
@@ -59,8 +56,8 @@ class Progress:
 
     cells: int = 0  # code cells
     cell: int = 0  # the one that runs or ran last, from 1
-    seconds: float = 0.0  # since the kernel was started
-    peak: int = 0  # bytes: the largest sum over the kernel and its children (PSS on Linux, RSS elsewhere)
+    seconds: float = 0.0
+    peak: int = 0  # bytes: the largest sum over the kernel and its children, of what each has for itself
     failure: Failure | None = None
     stop: bool = False  # set it from another thread, and the kernel is killed
 
@@ -75,18 +72,17 @@ def read_notebook(path: Path) -> tuple[NotebookNode, str]:
         if notebook.get("nbformat") != 4:
             raise NotebookError(f"notebook format {notebook.get('nbformat')}, not 4: open and save it in JupyterLab")
         nbformat.validate(notebook)
+    except NotebookError:
+        raise
     except OSError as error:
         raise NotebookError(f"can't be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise NotebookError(f"not UTF-8 text (byte {error.start})") from error
     except nbformat.reader.NotJSONError as error:
         raise NotebookError(f"not JSON, so not a notebook ({error.__cause__})") from error
-    except nbformat.ValidationError as error:
-        raise NotebookError(f"not a valid notebook: {str(error).strip().splitlines()[0]}") from error
-    except NotebookError:
-        raise
-    except Exception as error:  # whatever nbformat meets in JSON that is something else
-        raise NotebookError(f"JSON, but not a notebook ({type(error).__name__}: {error})") from error
+    except Exception as error:  # nbformat raises what it likes on JSON that is something else
+        why = str(error).strip().partition("\n")[0]
+        raise NotebookError(f"not a valid notebook ({type(error).__name__}: {why})") from error
     return notebook, hashlib.sha256(content).hexdigest()
 
 
@@ -94,6 +90,16 @@ def write_notebook(notebook: NotebookNode, path: Path) -> None:
     """Write a notebook, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n") + "\n")
+
+
+def connection(file: Path) -> dict[str, str]:
+    """Settings for a `jupyter_client.KernelManager`; `file` is where it describes the connection, `*.json`.
+
+    The kernel is reached through socket files beside it, where a system has them. Jupyter looks for five free ports and
+    closes them again, and a second later the new kernel opens them: if something else has taken one meanwhile (a rank
+    of a process group, another kernel), the kernel dies before it has answered.
+    """
+    return {"connection_file": str(file), "transport": "tcp" if os.name == "nt" else "ipc"}
 
 
 def execute_blocking(
@@ -124,12 +130,8 @@ def execute_blocking(
     def count(cell: NotebookNode, cell_index: int) -> None:
         progress.cell += cell.cell_type == "code"
 
-    def no_exit(cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
-        if any(payload.get("source") == "ask_exit" for payload in execute_reply["content"].get("payload", [])):
-            raise CellExecutionError("", "SystemExit", "exit() and quit() end the kernel, in the midst of the notebook")
-
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient's messages are in `progress`, too
-    start, ended, token = time.monotonic(), threading.Event(), uuid.uuid4().hex
+    start, token = time.monotonic(), uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="course-kernel-", ignore_cleanup_errors=True) as scratch:
         manager = AsyncKernelManager(
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # knows the running Python's kernel alone
@@ -139,7 +141,7 @@ def execute_blocking(
         client = _Client(
             notebook, km=manager, startup_timeout=120, timeout=timeout, interrupt_on_timeout=True,
             error_on_timeout=late, iopub_timeout=10, record_timing=False, store_widget_state=False,
-            coalesce_streams=True, on_cell_start=count, on_cell_executed=no_exit,
+            coalesce_streams=True, on_cell_start=count,
         )  # fmt: skip
         environment = {
             **os.environ,
@@ -149,15 +151,10 @@ def execute_blocking(
             **(REHEARSAL if rehearse else {}),
             TOKEN: token,
         }
-        seen: set[psutil.Process] = set()
-        watch = threading.Thread(target=_watch, args=(manager, token, progress, seen, ended), daemon=True)
-        watch.start()
         log = Path(scratch, "kernel.log")  # tracebacks of a crash, messages of C libraries
         try:
             with open(log, "wb") as file:
-                asyncio.run(
-                    client.async_execute(cleanup_kc=True, cwd=str(folder), env=environment, stdout=file, stderr=file)
-                )
+                asyncio.run(_execute(client, progress, cwd=str(folder), env=environment, stdout=file, stderr=file))
         except CellExecutionError as error:
             progress.failure = _failure(f"{error.ename}: {error.evalue}".strip(), code_cells, progress)
         except (RuntimeError, OSError) as error:  # the kernel did not start, or died
@@ -166,72 +163,52 @@ def execute_blocking(
             progress.failure = _failure(reason, code_cells, progress)
         finally:
             atexit.unregister(client._cleanup_kernel)  # which nbclient leaves there if the kernel did not start
-            ended.set()
-            watch.join()
-            _kill(token, seen)
+            _kill(token)
     progress.seconds = time.monotonic() - start
     return progress
 
 
-class _Client(NotebookClient):
-    """Fails a cell that gives output without end, which would fill the memory."""
+async def _execute(client: NotebookClient, progress: Progress, **kernel: Any) -> None:
+    """Execute a notebook; meanwhile measure its memory, and kill its kernel when `progress` says so."""
+    running = asyncio.create_task(client.async_execute(cleanup_kc=True, **kernel))
+    while not (await asyncio.wait({running}, timeout=SAMPLE_SECONDS))[0]:
+        if pid := getattr(client.km.provisioner, "pid", None):
+            progress.peak = max(progress.peak, _memory(pid))
+        if progress.stop:
+            _kill(kernel["env"][TOKEN])
+    running.result()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.characters: Counter[int] = Counter()
+
+class _Client(NotebookClient):
+    """Fails a notebook that gives output without end."""
+
+    characters = 0
 
     def output(self, outs: list[NotebookNode], msg: dict, display_id: str | None, cell_index: int) -> Any:
-        self.characters[cell_index] += len(str(msg["content"]))
-        if self.characters[cell_index] > OUTPUT_LIMIT and msg["msg_type"] != "error":
-            raise CellExecutionError("", "Output", f"the cell gave more than {OUTPUT_LIMIT:,} characters")
+        self.characters += len(str(msg["content"]))
+        if self.characters > OUTPUT_LIMIT and msg["msg_type"] != "error":
+            raise CellExecutionError("", "Output", f"the notebook gave more than {OUTPUT_LIMIT:,} characters")
         return super().output(outs, msg, display_id, cell_index)
 
 
-def _watch(
-    manager: AsyncKernelManager, token: str, progress: Progress, seen: set[psutil.Process], ended: threading.Event
-) -> None:
-    """Until `ended`, measure, note which processes were `seen`, and kill all when `progress` says so."""
-    start = time.monotonic()
-    while not ended.wait(SAMPLE_SECONDS):
-        progress.seconds = time.monotonic() - start
-        family = _family(getattr(manager.provisioner, "pid", None))
-        seen.update(family)
-        progress.peak = max(progress.peak, sum(map(_memory, family)))
-        if progress.stop:
-            _kill(token, seen)
-
-
-def _family(pid: int | None) -> list[psutil.Process]:
-    """A process and what it and its children have started."""
-    if pid is not None:
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            return [root, *root.children(recursive=True)]
-    return []
-
-
-def _memory(process: psutil.Process) -> int:
-    """Bytes of a process.
-
-    Linux tells its PSS, in which a page that several share counts once: in a sum of RSS four ranks forked from one
-    server seem to hold PyTorch four times.
-    """
+def _memory(pid: int) -> int:
+    """Bytes that a process and all that it has started don't share with others."""
+    total = 0
     with contextlib.suppress(psutil.Error):
-        memory = process.memory_full_info() if psutil.LINUX else process.memory_info()
-        return getattr(memory, "pss", memory.rss)
-    return 0
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            total += process.memory_full_info().uss
+    return total
 
 
-def _kill(token: str, seen: set[psutil.Process]) -> None:
-    """Kill the kernel with this token and whatever it has started: daemons, orphans, and what has no environment."""
-    left = set(seen)
+def _kill(token: str) -> None:
+    """Kill the kernel with this token and whatever it has started: daemons and orphans, too."""
+    left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(TOKEN) == token:
-                left.add(process)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()  # nothing to one that has ended, even if another has its number
+                process.kill()
+                left.append(process)
     psutil.wait_procs(left, timeout=5)
 
 

@@ -46,14 +46,9 @@ def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[None]:
-    """SIGTERM, a polite end asked for from outside, is treated like Ctrl-C: what was started is ended.
-
-    And so is SIGINT where it was ignored, as a script's shell does for what it runs beside itself.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    """SIGTERM, a polite end asked for from outside, is treated like Ctrl-C: what was started is ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler or signal.SIG_DFL)  # None: not from Python
+        signal.signal(signal.SIGTERM, before)

@@ -16,15 +16,14 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-import nbformat
 from nbformat import NotebookNode
 from rich.console import Console
 from rich.table import Table
@@ -36,20 +35,19 @@ from course.execution import Failure, NotebookError, Progress, execute_blocking,
 from course.files import NotWritableError, require_writable
 from course.processes import asked_to_end, share_of_cores
 from course.selection import Selected, SelectionError, select
-from course.settings import SettingError, check_settings, positive
+from course.settings import positive
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow"}
 STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
-REPORT_SECONDS = 20  # between two lines on a running notebook
 
 
 @dataclass
 class Job:
-    """One notebook of a run. `status`: waiting, running, passed, failed, interrupted or not written yet."""
+    """One notebook of a run. `status`: passed, failed or, until then, interrupted."""
 
     notebook: Selected
     target: Path
-    status: str = "waiting"
+    status: str = "interrupted"
     progress: Progress = field(default_factory=Progress)
     notes: list[str] = field(default_factory=list)
 
@@ -71,23 +69,23 @@ def main(args: argparse.Namespace) -> int:
     # a log has no width: 80 columns would break the table
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
     try:
-        data = check_settings()
         if args.rehearse and args.save:
             raise SelectionError("--save would keep the outputs of a rehearsal; leave out --save or --rehearse.")
         if args.cell and not args.save:
             raise SelectionError("--cell says which outputs are stored; add --save.")
         output = (args.output / "rehearsed" if args.rehearse else args.output).resolve()
-        jobs = [Job(notebook, output / notebook.path.name) for notebook in select(args.notebooks, syllabus.load())]
+        # a topic of the syllabus that isn't written yet is left out, unless it is named
+        chosen = [one for one in select(args.notebooks, syllabus.load()) if args.notebooks or one.path.is_file()]
+        jobs = [Job(notebook, output / notebook.path.name) for notebook in chosen]
         if any(job.target == job.notebook.path for job in jobs):
             raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
         if args.cell:
             _require_cells(jobs, args.cell)
         require_writable(output, "; name another --output")
-        for job in jobs if args.save else []:
-            require_writable(job.notebook.path.parent)
-    except (SelectionError, syllabus.SyllabusError, SettingError, NotWritableError, NotebookError) as error:
+    except (SelectionError, syllabus.SyllabusError, NotWritableError, NotebookError) as error:
         console.print(f"run: {error}", style="red", soft_wrap=True)
         return 2
+    data = os.environ.get("COURSE_DATA") or "sample"
     start = time.monotonic()
     interrupted = _run_all(jobs, args, data, console)
     console.print(_summary(jobs))
@@ -113,20 +111,13 @@ def _require_cells(jobs: list[Job], cells: list[str]) -> None:
 
 def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> bool:
     """Run the jobs in their order, some at a time; returns whether they were interrupted."""
-    at_once = min(args.jobs, sum(job.notebook.path.is_file() for job in jobs)) or 1
+    at_once = min(args.jobs, len(jobs)) or 1
     env = {"COURSE_DATA": data, **share_of_cores(at_once)}
     with asked_to_end(), ThreadPoolExecutor(at_once) as pool:
         try:
             running = [pool.submit(_run, job, args, env, console) for job in jobs]
-            told = time.monotonic()
-            while wait(running, min(0.5, REPORT_SECONDS)).not_done:  # Windows hears Ctrl-C between two waits only
-                if time.monotonic() - told < REPORT_SECONDS:
-                    continue
-                told = time.monotonic()
-                for job in jobs:
-                    if job.status == "running":
-                        at = job.progress
-                        _say(console, job, f"cell {at.cell}/{at.cells}  {at.seconds:.0f} s")
+            while wait(running, 0.5).not_done:  # Windows hears Ctrl-C between two waits only
+                pass
         except KeyboardInterrupt:
             for job in jobs:
                 job.progress.stop = True
@@ -137,29 +128,23 @@ def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Cons
 def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Console) -> None:
     """Run one notebook; what goes wrong is noted in the job and stops no other."""
     path, progress = job.notebook.path, job.progress
-    if progress.stop or not path.is_file():
-        job.status = "interrupted" if progress.stop else "not written yet"
+    if progress.stop:
         return
-    job.status = "running"
-    _say(console, job, "started")
+    console.print(f"{job.notebook.label}  started", soft_wrap=True)
     try:
         _put_aside(job)
         notebook, digest = read_notebook(path)
         execute_blocking(notebook, path.parent, progress, timeout=args.timeout, env=env, rehearse=args.rehearse)
         if progress.stop:
-            job.status = "interrupted"
             return
-        copy = deepcopy(notebook)
-        copy.metadata[STAMP] = _digest(notebook)
-        write_notebook(copy, job.target)
+        notebook.metadata[STAMP] = _digest(notebook)
+        write_notebook(notebook, job.target)
         if args.save and progress.failure is None:
             _save(job, notebook, digest, args.cell)
-    except NotebookError as error:
-        progress.failure = Failure(str(error))
-    except Exception as error:  # a fault of this program or the system must not take the other notebooks with it
+    except Exception as error:  # one that is no notebook, or a fault of the system, must not take the others with it
         progress.failure = Failure(f"{type(error).__name__}: {error}")
     job.status = "passed" if progress.failure is None else "failed"
-    _say(console, job, f"{job.status}  {progress.seconds:.1f} s")
+    console.print(f"{job.notebook.label}  {job.status}  {progress.seconds:.1f} s", soft_wrap=True)
     if progress.failure is not None:
         console.print(_explain(job), soft_wrap=True)
 
@@ -186,17 +171,16 @@ def _put_aside(job: Job) -> None:
 
 def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> None:
     """Put the outputs of `cells`, or of all if there are none, into the source, and nothing else."""
-    path = job.notebook.path
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+    source, now = read_notebook(job.notebook.path)
+    if now != digest:
         job.notes.append("not saved: the file was changed while it ran")
         return
-    source = nbformat.reads(path.read_text(encoding="utf-8"), as_version=nbformat.NO_CONVERT)
     for mine, theirs in zip(source.cells, executed.cells, strict=True):
         if mine.cell_type == "code":
             mine.execution_count = theirs.execution_count
             if not cells or mine.id in cells:
                 mine.outputs = theirs.outputs
-    write_notebook(source, path)
+    write_notebook(source, job.notebook.path)
     job.notes.append("outputs saved")
 
 
@@ -204,19 +188,12 @@ def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> No
 # what the user sees
 
 
-def _say(console: Console, job: Job, text: str) -> None:
-    console.print(f"{job.notebook.label}  {text}", soft_wrap=True)
-
-
 def _explain(job: Job) -> Text:
     """A failure in full: where, why, and the traceback or the cell."""
-    failure, path = job.progress.failure, job.notebook.path
-    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    where = (
-        f"code cell {job.progress.cell} of {job.progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
-    )
-    heading = (f"\nFAILED  {name}\n", "bold red")
-    return Text.assemble(heading, (where, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
+    failure, progress = job.progress.failure, job.progress
+    cell = f"code cell {progress.cell} of {progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
+    heading = (f"\nFAILED  {job.notebook.path}\n", "bold red")
+    return Text.assemble(heading, (cell, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
 
 
 def _summary(jobs: list[Job]) -> Table:
@@ -228,7 +205,7 @@ def _summary(jobs: list[Job]) -> Table:
         failed_in = f" ({progress.failure.cell_id})" if progress.failure and progress.failure.cell_id else ""
         seconds = f"{progress.seconds:.1f}" if progress.seconds else ""
         if seconds and budget:
-            seconds += f" / {budget:g}" + (" over budget" if progress.seconds > budget else "")
+            seconds += f" / {budget:g}"
         table.add_row(
             job.notebook.topic or "",
             job.notebook.title,
