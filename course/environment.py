@@ -22,6 +22,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,7 @@ REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 TELL_EVERY = 10.0  # seconds between two lines on how far pip is
+PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 
 PIP_ADVICE = """pip failed (exit status {status}). The end of what it said is above, all of it in {log}. Likely causes:
 - The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror. If it is the one in
@@ -45,7 +47,11 @@ NO_GPU = """No NVIDIA driver is here, so torch without CUDA does as well. To hav
     COURSE_TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab"""
 
 SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB.
-README.md, "Look first", has the three lines that install them in .site and build it."""
+In the course's folder:
+    python3 -m venv .site
+    .site/bin/python -m pip install -r requirements-site.txt -c constraints.txt
+    .site/bin/python -m course site
+(On Windows: py -m venv .site, and .site\\Scripts\\python in place of .site/bin/python.)"""
 
 TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
 the pair in constraints.txt does. Let both be installed again: `python -m course clean --all`, then `setup`, if need be
@@ -58,19 +64,20 @@ class SetupError(Exception):
 
 def run(command: list[str], log: Path, progress: Callable[[], str]) -> int:
     """Run a program whose output goes to `log`, and return its exit status. What `progress` says is told meanwhile."""
-    told = ""
+    told, end = "", time.monotonic() + PIP_LIMIT
     with log.open("wb") as file, subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "PIP_USER": "0"},
         stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         try:
-            while True:
+            while time.monotonic() < end:
                 try:
                     return process.wait(TELL_EVERY)
                 except subprocess.TimeoutExpired:
                     if (line := progress()) != told:
                         say(line)
                         told = line
+            raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.")
         finally:
             process.kill()  # after Ctrl-C, say
 
