@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,7 +49,8 @@ def lesson(folder, title):
     template.cells = [cell for cell in template.cells if cell.id in CELLS]
     for cell in template.cells:
         cell.source = cell.source.replace("{{number}}", TOPIC.number).replace("{{title}}", title)
-    template.cells.append(nbformat.v4.new_code_cell("print('below', mean_absolute_error.__name__)", id="last"))
+    code = "import os\nprint('kernel', os.getpid(), mean_absolute_error.__name__)"
+    template.cells.append(nbformat.v4.new_code_cell(code, id="last"))
     place = folder / "module"
     place.mkdir(exist_ok=True)
     nbformat.write(template, place / TOPIC.file)
@@ -141,6 +143,11 @@ class Page:
         self.command("notebook:run-all-cells")
         wait(lambda: until in self.output(place), f"{until!r} below cell {place}")
 
+    def kernel(self):
+        """The kernel's process, as the last cell has printed it."""
+        found = re.search(r"kernel (\d+)", self.output(LAST))
+        return found and int(found[1])
+
 
 def test_from_the_first_start_to_an_update(tmp_path):
     book = lesson(tmp_path, "Old title")
@@ -159,7 +166,7 @@ def test_from_the_first_start_to_an_update(tmp_path):
             assert "Nbgrader" not in shown, "an instructor's tool"
             assert "news" not in shown, "a question that has to be answered first"
 
-            page.run_all("below", LAST)
+            page.run_all("kernel", LAST)
             assert "not attempted" in page.output(CHECK)
 
             page.type(ANSWER, WRONG)
@@ -167,6 +174,14 @@ def test_from_the_first_start_to_an_update(tmp_path):
 
             page.type(ANSWER, RIGHT)
             page.run_all("passed", CHECK)
+            wait(page.kernel, "the last cell has run")
+            before = page.kernel()
+
+            page.command("notebook:restart-run-all")
+            wait(lambda: driver.find_elements("css selector", ".jp-Dialog .jp-mod-accept"), "it asks")[0].click()
+            wait(lambda: page.kernel() not in (None, before), "another kernel has run all")
+            assert "passed" in page.output(CHECK)
+
             page.command("docmanager:save")
             file = tmp_path / "workbook" / TOPIC.file
             wait(lambda: ".abs().mean()" in file.read_text(encoding="utf-8"), "it is saved")
