@@ -108,6 +108,15 @@ WRONG["BucketBatchSampler"] = {
     "the seed is ignored": (bucket(_SEED, "self.epoch"), "another epoch or seed"),
     "the epoch is ignored": (bucket(_SEED, "self.seed"), "another epoch or seed"),
     "shuffled in place": (bucket(_ORDER, "order = bucket\n            dice.shuffle(order)"), "the same epoch gives"),
+    "one generator for each epoch": (
+        variant(
+            "bucket",
+            ("self.epoch = 0\n", "self.set_epoch(0)\n"),
+            ("self.epoch = epoch\n", 'self.dice = random.Random(f"{self.seed} {epoch}")\n'),
+            (f"dice = random.Random({_SEED})", "dice = self.dice"),
+        ),
+        "the same epoch gives[\\s\\S]*called again",
+    ),
     "the same batches in each epoch": (bucket(_ORDER, "order = bucket"), "shuffled, then cut"),
     "bucket after bucket": (bucket("        dice.shuffle(batches)\n", ""), "shuffled together"),
     "the global generator is seeded": (

@@ -196,8 +196,13 @@ WRONG["summarize"] = {
     ),
     "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes, hooks"),
     "hooks stay after an interrupt": (
-        summary(("    finally:\n" + _HANDLES, "    except Exception:\n" + _HANDLES + "        raise\n    finally:\n")),
-        "modes, hooks",
+        summary(
+            (
+                f"    finally:\n{_HANDLES}",
+                f"    except Exception:\n{_HANDLES}        raise\n    else:\n{_HANDLES}    finally:\n",
+            )
+        ),
+        "modes, hooks[\\s\\S]*KeyboardInterrupt",
     ),
     "autograd off after an exception": (
         summary(

@@ -122,6 +122,7 @@ def ntxent(old, new):
 
 _CAT = "torch.cat([first, second])"
 _NTX_WIDE = f"widened({_CAT})"
+_WHERE_FINITE = "torch.where((a := logits.exp().sum(dim=1).log()).isfinite(), a, logits.logsumexp(dim=1))"
 _CROSS_ENTROPY = "F.cross_entropy(logits, partner)"
 RIGHT["nt_xent_loss"] = [check.nt_xent_loss.stand_in(), ntxent_by_rows]
 WRONG["nt_xent_loss"] = {
@@ -141,6 +142,10 @@ WRONG["nt_xent_loss"] = {
     "a short softmax": (
         ntxent(_CROSS_ENTROPY, "logits.softmax(dim=1)[range(len(z)), partner].log().mean().neg()"),
         "10,000, temperature",
+    ),
+    "exp where it is finite": (
+        ntxent(_CROSS_ENTROPY, f"({_WHERE_FINITE} - logits[range(len(z)), partner]).mean()"),
+        "finite gradients, torch.float16",
     ),
 }
 
