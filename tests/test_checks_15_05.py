@@ -270,6 +270,7 @@ def cond(*changes):
 
 _COUNT = "        self.dark += dark.long()\n"
 _COND = "x = torch.cond(level > 0.5, invert, not_negative, (x, level))"
+_EITHER = "torch.where(a > 0.5, invert(x, a), lift(x, a))"
 _INNER = "torch.cond(level < 0.1, lift, keep, (x, level))"
 _LIFTED = "torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))"
 _AGAIN = "x = torch.cond(x.mean() < 0.1, lift, keep, (x, x.mean()))"
@@ -286,6 +287,10 @@ WRONG["CondEnhance"] = {
     "where": (
         cond((_COND, "x = torch.where(level > 0.5, invert(x, level), torch.where(dark, lift(x, level), x))")),
         "branch of torch.cond",
+    ),
+    "where in a branch": (
+        cond((_COND, f"x = torch.cond((level > 0.5) | dark, lambda x, a: {_EITHER}, keep, (x, level))")),
+        "inverts, makes brighter",
     ),
     "ordinary scans are lifted": (cond((_INNER, _LIFTED)), "makes brighter, asks torch.cond"),
     "other thresholds in the program": (cond(("level > 0.5,", f"level >= 0.5 if {_EXPORTS} else level > 0.5,")), "0.5"),
@@ -372,6 +377,13 @@ WRONG["load_shipped"] = {
     "only some exceptions": (
         loader((_CATCH, "except (RuntimeError, ValueError, OSError, EOFError) as error:  #")),
         "stop the search|raised",
+    ),
+    "builds before the loop": (
+        loader(
+            ("        model = build()\n", "        model = made\n"),
+            ("failed = []\n", "failed = []\n    made = build()\n"),
+        ),
+        "stop the search[\\s\\S]*ImportError",
     ),
     "an unknown format stops it": (
         loader((_TRY, f'        load = loaders[form["format"]]\n{_TRY}'), ('loaders[form["format"]](', "load(")),
