@@ -113,11 +113,13 @@ def notebook(tmp_path, monkeypatch):
             document.append({"id": name, "cell_type": "code", "source": source, "metadata": metadata})
         paths.append(tmp_path / f"{len(paths)}.ipynb")
         paths[-1].write_text(json.dumps({"cells": document}), encoding="utf-8")
+        skeleton.skeleton.cache_clear()
 
     monkeypatch.setattr(skeleton, "editions", lambda: {"15-01": paths[-1]})
     monkeypatch.setattr(mutate, "KEPT", tmp_path)
     write()
-    return write
+    yield write
+    skeleton.skeleton.cache_clear()
 
 
 def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook, monkeypatch, tmp_path):
