@@ -75,7 +75,7 @@ def collect(source: Path) -> dict[str, Student]:
     """All students with what they have handed in, in a folder or a zip file. CollectingError if it is neither."""
     home = source.resolve().name.removesuffix(".zip")
     if source.is_dir():
-        inside = [path for path in source.iterdir() if not _is_ignored((path.name,))]
+        inside = [path for path in source.iterdir() if not is_ignored((path.name,))]
         if len(inside) == 1 and inside[0].suffix.lower() == ".zip":  # an export, as it was downloaded
             source = inside[0]
     files = []
@@ -123,7 +123,7 @@ def _read(file: _File) -> _File:
 def _in_folder(folder: Path) -> Iterator[_File]:
     for path in sorted(folder.rglob("*")):
         parts = _parts(path.relative_to(folder).as_posix())
-        if _is_ignored(parts):
+        if is_ignored(parts):
             continue
         if path.is_symlink():
             yield _File(parts, problem="it is a link, and none is followed")
@@ -144,7 +144,7 @@ def _in_zip(file: Path | IO[bytes], above: tuple[str, ...], depth: int) -> Itera
             with contextlib.suppress(UnicodeError):  # macOS writes UTF-8 and doesn't say so
                 name = name.encode("cp437").decode("utf-8")
             parts = (*above, *_parts(name))
-            if not _is_ignored(parts):
+            if not is_ignored(parts):
                 read = functools.partial(archive.read, info)
                 yield from _looked_into(_File(parts, info.date_time), info.file_size, read, depth)
 
@@ -174,7 +174,8 @@ def _parts(path: str) -> tuple[str, ...]:
     return (*(folder for folder in folders if folder not in ("", ".", "..")), name)
 
 
-def _is_ignored(parts: tuple[str, ...]) -> bool:
+def is_ignored(parts: tuple[str, ...]) -> bool:
+    """Whether a path leads to what isn't looked at, such as a checkpoint or an earlier version."""
     return any(part.startswith(".") or part in IGNORED for part in parts)
 
 

@@ -103,8 +103,8 @@ def _grade(args: argparse.Namespace) -> int:
             # differs if anything does that decides the grade
             key = hashlib.sha256(repr((edition(topic), submission, seed, args.timeout)).encode()).hexdigest()
             file = kept / f"{key[:32]}.json"
-            if file.exists() and not args.force:
-                graded[student, topic] = _read_kept(file)
+            if not args.force and (known := _read_kept(file)):
+                graded[student, topic] = known
             else:
                 waiting[student, topic] = submission, file
     try:
@@ -153,15 +153,21 @@ def _places(args: argparse.Namespace) -> tuple[Path, Path]:
 
 def _seed(named: int | None, file: Path) -> int:
     """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
-    if named is None:
-        named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
+    try:
+        if named is None:
+            named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
+    except ValueError:
+        raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
     write_whole(file, f"{named % 2**32}\n")
     return named % 2**32
 
 
-def _read_kept(file: Path) -> Graded:
-    document = json.loads(file.read_text(encoding="utf-8"))
-    return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
+def _read_kept(file: Path) -> Graded | None:
+    """What was graded; None if it isn't there, or was damaged, as by a machine that was switched off."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
+    return None
 
 
 def _nothing(own: Student, topic: str) -> Graded:
@@ -169,7 +175,8 @@ def _nothing(own: Student, topic: str) -> Graded:
     bad = [f"{one.where}: {one.problem}" for one in own.unreadable if one.topic in ("", topic)]
     if bad:
         return absent(topic, UNREADABLE, "; ".join(bad))
-    return absent(topic, ABSENT, f"there is no notebook, but {', '.join(own.others)}" if own.others else "")
+    others = f", but {', '.join(own.others)}" if own.others else ""
+    return absent(topic, ABSENT, f"there is no notebook on {topic}{others}")
 
 
 # ---------------------------------------------------------------- who grades

@@ -42,8 +42,12 @@ def write(output: Path, results: dict[str, list[Graded]], unreadable: dict[str, 
     write_whole(output / "summary.html", _summary(results, to_look_at, seed))
     folder = output / "feedback"
     folder.mkdir(exist_ok=True)
+    taken: set[str] = set()
     for student, graded in results.items():
-        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", student).strip(" .")[:80] or "student"
+        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", student).encode()[:160].decode(errors="ignore").strip(" .")
+        while not name or name.casefold() in taken:  # nobody's page takes the place of another's
+            name += "_"
+        taken.add(name.casefold())
         write_whole(folder / f"{name}.html", _feedback(student, graded, unreadable[student]))
     for row in to_look_at:
         print("to look at:", ", ".join(row))

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from course.collecting import is_ignored
 from course.environment import ROOT
 from course.files import require_writable, write_whole
 from course.grading import PASSED, grade
@@ -72,6 +73,7 @@ def results(submission: Path, topic: str) -> dict[str, Any]:
     # of an answer, and of its check
     seconds = SECONDS / (2.5 * len(skeleton(topic).tasks))
     paths = [path for path in submission.rglob("*.ipynb") if path.is_file() and not path.is_symlink()]
+    paths = [path for path in paths if not is_ignored(path.relative_to(submission).parts)]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             found = read_submission(path.read_bytes(), path.name, topic)

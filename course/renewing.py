@@ -99,7 +99,6 @@ def merge(
     """
     ids = {cell.id for cell in edition.cells}
     known = {**handed_out, **fingerprints(edition)}
-    by_source = {str(source): cell_id for cells in (known, handed_out) for cell_id, source in cells.items()}
     recognised = {cell.get("id") for cell in students.cells}
     present = {}  # the student's version of the edition's cells
     own = defaultdict(list)  # the student's own cells, by the edition's cell above them
@@ -107,7 +106,9 @@ def merge(
     for cell in students.cells:
         lesson_id = cell.get("id")
         if lesson_id not in known:
-            candidates = ((cell.metadata.get("nbgrader") or {}).get("grade_id"), by_source.get(fingerprint(cell)))
+            source = fingerprint(cell)
+            same = [one for one in known if source in (known[one], handed_out.get(one))]
+            candidates = [(cell.metadata.get("nbgrader") or {}).get("grade_id"), *same]
             lesson_id = next((one for one in candidates if one in known and one not in recognised), None)
             recognised.add(lesson_id)
         if lesson_id in ids:

@@ -64,17 +64,19 @@ def read_submission(content: bytes, name: str = "", topic: str = "") -> Submissi
 
 
 def _code_cells(content: bytes) -> list[_Cell]:
+    if not content.strip():
+        raise UnreadableError("the file is empty")
     try:
         cells = enumerate(json.loads(content)["cells"], 1)
-        return [_cell(number, cell) for number, cell in cells if cell["cell_type"] == "code"]
+        return [_cell(number, cell) for number, cell in cells if cell.get("cell_type") == "code"]
     except Exception as error:  # in what isn't a notebook anything may be anything
         raise UnreadableError(f"it is no notebook ({type(error).__name__}: {error})") from None
 
 
 def _cell(number: int, cell: dict) -> _Cell:
-    about = cell["metadata"]
-    ids = {cell.get("id"), about.get("nbgrader", {}).get("grade_id"), about.get("id")}
-    return _Cell(number, "".join(cell["source"]), ids)
+    about = cell.get("metadata") or {}  # a tool may have lost it
+    ids = {cell.get("id"), (about.get("nbgrader") or {}).get("grade_id"), about.get("id")}
+    return _Cell(number, "".join(cell.get("source") or ""), ids)
 
 
 def _topic_of(cells: list[_Cell], name: str) -> str:

@@ -90,10 +90,18 @@ def test_what_became_of_other_cells_leaves_the_answers_as_they_are():
     assert ends == {"check.fixed_bytes(fixed_bytes)", "import bisect", "def helper(): pass"}
 
 
+@pytest.mark.parametrize("damage", [{"cell_type": 0}, {"metadata": 0}, {"metadata": {"nbgrader": None}}, {"source": 0}])
+def test_a_cell_that_has_lost_something_costs_no_answer(damage):
+    made = notebook(TOPIC, {CELL: SOLVED})
+    cell = {**made["cells"][place(made, "setup")], **damage}
+    made["cells"][place(made, "setup")] = {name: value for name, value in cell.items() if value != 0}
+    assert read_submission(as_file(made)).answers[CELL] == SOLVED
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no notebook"),
+        (b"", "the file is empty"),
         (b"<<<<<<< HEAD\n" + ANSWERED, r"no notebook .*line 1 column 1"),
         (b"[" * 100_000, "no notebook"),
         (b'{"worksheets": []}', "no notebook"),

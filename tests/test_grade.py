@@ -105,7 +105,7 @@ NOTEBOOKS_OWN = (
 CASES = {
     "Jörg von Über": (answering(RIGHT[CELL]), 15, "passed", ""),
     "does nothing": (as_file(notebook(TOPIC)), 0, "not attempted", "the stub"),
-    "hands in nothing": (None, 0, "not handed in", ""),
+    "hands in nothing": (None, 0, "not handed in", "there is no notebook on 15-07"),
     "hands in a report": ({"report.pdf": b""}, 0, "not handed in", "report.pdf"),
     "breaks the JSON": ({"final.ipynb": answering(RIGHT[CELL])[:-50]}, 0, "unreadable", "no notebook"),
     "deletes the cell": (changed(lambda made: made["cells"].pop(place(made, CELL))), 0, "missing", "answer cell"),
@@ -255,6 +255,8 @@ def test_what_was_graded_is_kept_and_what_has_changed_is_graded_anew(tmp_path, h
     assert rows["dora"][NUMBER]["status"] == "check broken"
     assert re.findall(r"^(\d/\d)  (\w+)", here(source)[1], re.MULTILINE) == [("1/1", "dora")], "what was no verdict"
     assert (output / "seed.txt").read_text() == seed
+    next((output / ".graded").iterdir()).write_text("")  # by a machine that was switched off
+    assert "2/2" in here(source)[1]
     hand_in(source, bo="right, mended")
     assert "2/2" in here(source)[1]
     assert [rows_of(output)[student][NUMBER]["points"] for student in rows] == ["15", "15", "0"]
@@ -348,6 +350,7 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         (["in", "--output", "in/grades"], "lies among the submissions"),
         (["empty"], "neither notebooks nor folders"),
         (["file.txt"], "neither a folder nor a zip file"),
+        (["in", "--output", "old"], "seed.txt holds no seed"),
     ],
 )
 def test_wrong_usage_says_so(tmp_path, monkeypatch, capsys, arguments, message):
@@ -355,6 +358,8 @@ def test_wrong_usage_says_so(tmp_path, monkeypatch, capsys, arguments, message):
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "seed.txt").write_text("")
     assert run_command("grade", arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -368,8 +373,10 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
         "-Ada/B": [Graded("15-99", (failed,), ("the newest & only",))],
         "bo": [Graded("15-99", (replace(failed, points=10, status="passed", reason="", demands=()),))],
         "cy": [Graded("15-99", (nothing,))],
+        "-ada:b": [Graded("15-99", (nothing,))],
+        "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 90: [Graded("15-99", (nothing,))],
     }
-    unreadable = {"-Ada/B": [Unreadable("x.ipynb", "", "no <b>")], "bo": [], "cy": []}
+    unreadable = {"-Ada/B": [Unreadable("x.ipynb", "", "no <b>")], **{name: [] for name in list(results)[1:]}}
     grade_pages.write(tmp_path, results, unreadable, 5)
     assert (tmp_path / "grades.csv").read_bytes().startswith(b"\xef\xbb\xbf"), "Excel sees UTF-8"
     lines = (tmp_path / "grades.csv").read_text(encoding="utf-8-sig").splitlines()
@@ -389,9 +396,10 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
             "x.ipynb could not be read: no &lt;b&gt;",
         ],
         "feedback/cy.html": ["not handed in: but &lt;a.pdf&gt;"],
+        "feedback/-ada_b_.html": ["<h1>-ada:b</h1>"],
         "summary.html": [
-            "3 students; the checks' seed was 5",
-            "2 of 3 students have handed it in",
+            "5 students; the checks' seed was 5",
+            "2 of 5 students have handed it in",
             "6.2 of 10 points on average",
             "<td>1</td><td>is &lt;small&gt; (1)</td>",
             "<td>x.ipynb</td><td>unreadable</td>",
@@ -400,3 +408,4 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
     for name, texts in told.items():
         page = (tmp_path / name).read_text(encoding="utf-8")
         assert [text for text in texts if text not in page] == []
+    assert len(list((tmp_path / "feedback").iterdir())) == len(results), "a page for each student"

@@ -111,7 +111,8 @@ def test_the_newest_of_several_notebooks_is_graded_in_time_and_what_is_wrong_wit
     assert f"Hand in your notebook of {TOPIC}" in found["output"]
     given = {}
     monkeypatch.setattr(gradescope, "grade", lambda one, **options: given.update(options) or Graded(one.topic, ()))
-    for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb"]):
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb", ".ipynb_checkpoints/a-checkpoint.ipynb"]):
         if name != "c.ipynb":
             (tmp_path / name).write_bytes(as_file(notebook(TOPIC)))
         os.utime(tmp_path / name, (1_000_000 + age, 1_000_000 + age))
