@@ -17,7 +17,7 @@ import time
 import unicodedata
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,7 +79,7 @@ def collect(source: Path) -> dict[str, Student]:
         if len(inside) == 1 and inside[0].suffix.lower() == ".zip":  # an export, as it was downloaded
             source = inside[0]
     files = []
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[_Owner]] = {}
     try:
         for file in _in_folder(source) if source.is_dir() else _in_zip(source, (), 0):
             while file.parts and _GRADESCOPE_EXPORT.fullmatch(file.parts[0]):
@@ -90,11 +90,11 @@ def collect(source: Path) -> dict[str, Student]:
                 files.append(_read(file))
     except (zipfile.BadZipFile, OSError) as error:
         raise CollectingError(f"{source} is neither a folder nor a zip file that can be read: {error}") from None
-    students: dict[str, Student] = defaultdict(Student)
+    found: dict[_Owner, Student] = defaultdict(Student)
     for file in sorted(files, key=lambda one: (one.when, one.parts)):
         where = "/".join(file.parts)
-        for name in _owners(file, groups, home):
-            student, submission = students[name], file.submission
+        for owner in _owners(file, groups, home):
+            student, submission = found[owner], file.submission
             if submission:
                 if submission.topic in student.submissions:
                     note = f"{where} is the newest file on {submission.topic}, and counts."
@@ -104,6 +104,11 @@ def collect(source: Path) -> dict[str, Student]:
                 student.unreadable.append(Unreadable(where, topic_in(file.parts[-1]), file.problem))
             elif file.parts[-1]:
                 student.others.append(where)
+    names = Counter(owner.name for owner in found)
+    students = {
+        f"{owner.name} ({owner.number})" if names[owner.name] > 1 and owner.number else owner.name: student
+        for owner, student in found.items()
+    }
     return dict(sorted(students.items(), key=lambda one: one[0].casefold()))
 
 
@@ -182,7 +187,14 @@ def is_ignored(parts: tuple[str, ...]) -> bool:
 # ---------------------------------------------------------------- whose it is
 
 
-def _owners(file: _File, groups: dict[str, list[str]], home: str) -> list[str]:
+class _Owner(NamedTuple):
+    """Somebody who has handed in; the number or address, if there is one, is shown where a name is there twice."""
+
+    name: str
+    number: str = ""
+
+
+def _owners(file: _File, groups: dict[str, list[_Owner]], home: str) -> list[_Owner]:
     """Who has handed in a file; nobody if it stands beside the students' folders.
 
     Only the uppermost name counts: those below it are the student's own, who could write another's there.
@@ -190,10 +202,10 @@ def _owners(file: _File, groups: dict[str, list[str]], home: str) -> list[str]:
     first = file.parts[0]
     for pattern in (_MOODLE, _CANVAS):
         if named := pattern.fullmatch(first):
-            return [f"{named['name']} ({named['number']})"]
+            return [_Owner(named["name"], named["number"])]
     if len(file.parts) > 1:
-        return groups.get(first, [first])
-    return [_named_in(first) or home] if file.problem or first.lower().endswith(".ipynb") else []
+        return groups.get(first, [_Owner(first)])
+    return [_Owner(_named_in(first) or home)] if file.problem or first.lower().endswith(".ipynb") else []
 
 
 def _named_in(file: str) -> str:
@@ -211,11 +223,13 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_multi_constructor("!", lambda *_: None)
 
 
-def _submitters(content: bytes) -> dict[str, list[str]]:
+def _submitters(content: bytes) -> dict[str, list[_Owner]]:
     """Gradescope's students by the submission's name; nobody if that can't be read: then numbers are their names."""
-    groups: dict[str, list[str]] = {}
-    with contextlib.suppress(yaml.YAMLError, AttributeError, TypeError, KeyError):
+    groups: dict[str, list[_Owner]] = {}
+    with contextlib.suppress(yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError):
         for submission, about in yaml.load(content, _Loader).items():
             if people := about.get(":submitters"):
-                groups[submission] = [f"{one[':name']} ({one.get(':sid') or one.get(':email')})" for one in people]
+                groups[submission] = [
+                    _Owner(str(one[":name"]), str(one.get(":sid") or one.get(":email") or "")) for one in people
+                ]
     return groups
