@@ -102,6 +102,9 @@ def _in_environment(command: str, arguments: "list[str]") -> int:
     if asks and (command == "setup" or not environment.is_there()):  # to ask must install nothing
         print(f"{command}: {COMMANDS[command]}\n\nIts options, if any, are shown once `setup` has been run.")
         return 0
+    if command == "setup" and arguments:
+        sys.stderr.write(f"setup has no options, so it can't use {' '.join(arguments)}.\n")
+        return 2
     if command == "site" and importlib.util.find_spec("sphinx_book_theme"):
         return run_command(command, arguments)
     if command == "site" and not environment.is_there():  # whoever wants to look first must not wait for PyTorch

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
         names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
     try:
         for path in found:
-            shutil.rmtree(path)
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
             print(f"removed {path.relative_to(ROOT)}")
         if args.all and Environment(ROOT).remove():
             print("removed .venv")

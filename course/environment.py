@@ -66,7 +66,7 @@ def run(command: list[str], log: Path, progress: Callable[[], str]) -> int:
     """Run a program whose output goes to `log`, and return its exit status. What `progress` says is told meanwhile."""
     told, end = "", time.monotonic() + PIP_LIMIT
     with log.open("wb") as file, subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PIP_USER": "0"},
+        command, cwd=ROOT, env={**os.environ, "PIP_USER": "0", "PIP_TARGET": ""},
         stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         try:
@@ -107,12 +107,13 @@ def probe(python: Path, code: str, timeout: float = 30) -> tuple[int, str]:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file at `path`, as SQLite holds a database: on every system, and never after this process's end.
 
-    SetupError if another process holds it.
+    SetupError if another process holds it, or it can't be written or is something else.
     """
-    with contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as database:
+    with contextlib.ExitStack() as stack:
         try:
+            database = stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)))
             database.executescript("PRAGMA journal_mode = OFF; BEGIN EXCLUSIVE")  # without a second file
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             raise SetupError(
                 f"Can't lock {path}: {error}. If another process is setting the environment up, wait for it or end it "
                 "(look for `pip install` among the processes), then call this again."
@@ -168,8 +169,8 @@ class Environment:
         if not self.ready():
             try:
                 self.folder.mkdir(exist_ok=True)
+                self._require_ours()
                 with locked(self.lock):
-                    self._require_ours()
                     self._install()
             except OSError as error:
                 raise SetupError(
@@ -182,14 +183,16 @@ class Environment:
         """Delete the folder; False if there is none. SetupError if it isn't this tool's or is in use."""
         if not self.folder.exists():
             return False
+        self._require_ours()
         with locked(self.lock):
-            self._require_ours()
             self._empty()
         shutil.rmtree(self.folder)
         return True
 
     def _require_ours(self) -> None:
-        if not self.marker.is_file() and set(self.folder.iterdir()) != {self.lock}:
+        """SetupError if the folder isn't this tool's: a link leads to what another folder uses."""
+        is_ours = self.marker.is_file() or set(self.folder.iterdir()) <= {self.lock}
+        if self.folder.is_symlink() or not is_ours:
             raise SetupError(
                 f"{self.folder} was not made by this tool, so it is left alone. Delete or rename it, or activate it "
                 "and set COURSE_ENV=current; then call this again."

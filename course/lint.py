@@ -101,7 +101,7 @@ def template_topic(path: Path) -> Topic:
 
 
 def lint_notebook(path: Path, topic: Topic, module: Module) -> list[Finding]:
-    """Hold one notebook file against its topic. Never raises for what is in the file."""
+    """Hold one notebook file against its topic; one that is no notebook is a finding, too."""
     try:
         with warnings.catch_warnings():
             for repaired in (DuplicateCellId, MissingIDFieldWarning):  # with ids of its own, by nbformat

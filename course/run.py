@@ -79,6 +79,8 @@ def main(args: argparse.Namespace) -> int:
         jobs = [Job(notebook, output / notebook.path.name) for notebook in chosen]
         if any(job.target == job.notebook.path for job in jobs):
             raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
+        if len({job.target for job in jobs}) < len(jobs):
+            raise SelectionError("two of the notebooks have the same name, and so would their copies; run them apart.")
         if args.cell:
             _require_cells(jobs, args.cell)
         require_writable(output, "; name another --output")

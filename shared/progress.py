@@ -52,7 +52,7 @@ def read_progress(folder: Path) -> tuple[list[Progress], list[str]]:
     for path in sorted(folder.glob("*.ipynb")):
         try:
             found.append(_progress_of(json.loads(path.read_text(encoding="utf-8")), path.stem))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
             unreadable.append(path.name)
     return [one for one in found if one.exercises], unreadable
 

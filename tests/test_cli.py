@@ -71,6 +71,7 @@ def test_too_old_a_python_is_told_so(monkeypatch, capsys):
         ("rnu", "current", 2, "There is no command 'rnu'.\n\nusage: python -m course COMMAND"),
         ("run", "nonsense", 1, "COURSE_ENV='nonsense' is not known"),
         ("clean", "current", 130, "Interrupted."),
+        ("setup COURSE_TORCH_INDEX=URL", "current", 2, "setup has no options"),
     ],
 )
 def test_what_ends_a_command_is_a_message_not_a_traceback(monkeypatch, capsys, command, chosen, status, said):
@@ -79,7 +80,7 @@ def test_what_ends_a_command_is_a_message_not_a_traceback(monkeypatch, capsys, c
 
     monkeypatch.setenv("COURSE_ENV", chosen)
     monkeypatch.setattr(clean, "main", interrupted)
-    assert cli.main([command]) == status
+    assert cli.main(command.split()) == status
     assert said in capsys.readouterr().err
 
 
@@ -205,6 +206,10 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(clean, "ROOT", tmp_path)
     assert clean.main(argparse.Namespace(all=False)) == 0
     assert capsys.readouterr().out.count("removed ") == 4
+    if os.name == "posix":
+        (tmp_path / "executed").symlink_to(tmp_path / "datasets")  # to a larger disk, say
+        assert clean.main(argparse.Namespace(all=False)) == 0
+        assert not (tmp_path / "executed").is_symlink()
     assert not any((tmp_path / name).exists() for name in made)
     assert all((tmp_path / name).exists() for name in kept)
 

@@ -156,12 +156,27 @@ def test_an_environment_of_the_users_is_left_alone(root):
         with pytest.raises(SetupError, match=r"left alone(.|\n)*COURSE_ENV=current"):
             call()
     assert (fakes.venvs, fakes.pips) == (0, [])
+    assert [path.name for path in (root / ".venv").iterdir()] == ["lib"], "nor is a lock left in it"
     assert (root / ".venv/lib/mine.py").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a link needs rights there")
+def test_what_a_link_leads_to_is_left_alone(root, tmp_path_factory):
+    """As people make for a second working tree of git."""
+    another = tmp_path_factory.mktemp("another")
+    for name in ("requirements.txt", "pyproject.toml"):
+        (another / name).write_text((root / name).read_text())
+    python = Fakes().ensure(another)
+    (root / ".venv").symlink_to(another / ".venv")
+    for call in (lambda: Fakes().ensure(root), Environment(root).remove):
+        with pytest.raises(SetupError, match="left alone"):
+            call()
+    assert python.exists()
 
 
 CALLED = """
 import os, sys, time
-print([os.environ.get(name) for name in ("PIP_USER", "HTTPS_PROXY")], flush=True)
+print([os.environ.get(name) for name in ("PIP_USER", "PIP_TARGET", "HTTPS_PROXY")], flush=True)
 time.sleep(1)
 print("on stderr", file=sys.stderr)
 sys.exit(3)
@@ -170,11 +185,12 @@ sys.exit(3)
 
 def test_what_pip_says_is_in_a_file_and_how_far_it_is_on_stderr(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PIP_USER", "1")
+    monkeypatch.setenv("PIP_TARGET", "/elsewhere")
     monkeypatch.setenv("HTTPS_PROXY", "http://localhost:1")
     monkeypatch.setattr(environment, "TELL_EVERY", 0.05)
     log = tmp_path / "pip.log"
     assert environment.run([sys.executable, "-c", CALLED], log, lambda: "half of it") == 3
-    assert log.read_text().splitlines() == ["['0', 'http://localhost:1']", "on stderr"]
+    assert log.read_text().splitlines() == ["['0', '', 'http://localhost:1']", "on stderr"]
     shown = capfd.readouterr()
     assert shown.err == "half of it\n", "and nothing twice"
     assert shown.out == "", "that belongs to the command"
@@ -216,6 +232,14 @@ def test_while_another_process_installs_nothing_is_touched(root):
             with pytest.raises(SetupError, match="another process"):
                 call()
         assert Fakes().ensure(root).exists(), "what is ready can be used"
+    (root / ".venv/course.lock").write_text("something else" * 99)
+    with pytest.raises(SetupError, match="not a database"):
+        Environment(root).remove()
+    (root / ".venv/course.lock").unlink()
+    (root / ".venv/course.lock").mkdir()
+    with pytest.raises(SetupError, match="unable to open"):
+        Environment(root).remove()
+    (root / ".venv/course.lock").rmdir()
     assert Environment(root).remove()
 
 

@@ -279,6 +279,7 @@ def test_wrong_usage_is_said_before_any_work(tmp_path, run_files, capsys):
         (["99"], "no topic 15-99"),
         (["nosuch.ipynb"], "neither a topic"),
         ([path, "--output", tmp_path], "overwrite"),
+        ([path, write(tmp_path / "b" / "a.ipynb")], "the same name"),
         ([path, "--output", tmp_path / "file" / "out"], "name another --output"),
         ([path, "--rehearse", "--save"], "leave out --save or --rehearse"),
         ([path, "--cell", "c0"], "add --save"),

@@ -183,7 +183,12 @@ def test_passed_checks_count_once_and_a_line_that_was_printed_is_no_record(tmp_p
         assert printed(capsys) == [f"15-95: A | title {said} points", f"All {said} points"]
 
 
-@pytest.mark.parametrize("content", ["", '{"cells": [{}]}', "\udcff"])
+OF_NOTHING = """{"cells": [{
+"cell_type": "code", "source": "", "metadata": {"nbgrader": {"grade": true, "grade_id": "a"}},
+"outputs": [{"metadata": {"course": {"points": 1, "of": 0, "status": "passed"}}}]}]}"""
+
+
+@pytest.mark.parametrize("content", ["", '{"cells": [{}]}', "\udcff", OF_NOTHING])
 def test_a_damaged_notebook_is_named_and_the_others_counted(tmp_path, capsys, content):
     (tmp_path / "broken.ipynb").write_bytes(content.encode("utf-8", "surrogateescape"))
     save(tmp_path / "whole.ipynb", check_cell("a", 10, right))
