@@ -16,29 +16,18 @@ class DeviceError(ValueError):
     """COURSE_DEVICE asks for a device that does not exist here or can't be used."""
 
 
-def available_devices() -> list[str]:
-    """Names that COURSE_DEVICE may take on this machine, best first: 'cuda', 'cuda:0', ..., 'mps', 'cpu'."""
-    names = []
-    if torch.cuda.is_available():
-        names += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if torch.backends.mps.is_available():
-        names.append("mps")
-    return [*names, "cpu"]
-
-
 def pick_device(request: str | None = None) -> torch.device:
-    """Choose a device without printing anything.
+    """The device of this name ('cpu', 'cuda', 'cuda:1', 'mps'), or without one the best: CUDA, then MPS, then CPU.
 
-    Args:
-        request: 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best one: CUDA, then MPS, then CPU.
-
-    Raises:
-        DeviceError: the request is misspelt or names a device that this machine does not have.
+    Raises DeviceError if the request is misspelt or names a device that this machine does not have.
     """
-    available = available_devices()
-    if request is None or not request.strip():
-        return torch.device(available[0])
-    name = request.strip().lower()
+    available = []
+    if torch.cuda.is_available():
+        available += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    available.append("cpu")
+    name = (request or "").strip().lower() or available[0]
     if name not in available:
         raise DeviceError(
             f"{DEVICE_VARIABLE}={request!r} is not available here. Available: {', '.join(available)}. "
@@ -53,8 +42,7 @@ def get_device() -> torch.device:
     The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU). A CUDA device with a number
     becomes the current one, so that what names no number ("cuda", `torch.accelerator.synchronize()`) means it, too.
 
-    Raises:
-        DeviceError: COURSE_DEVICE names a device that this machine does not have.
+    Raises DeviceError if COURSE_DEVICE names a device that this machine does not have.
     """
     request = os.environ.get(DEVICE_VARIABLE)
     pretended = request == PRETENDED

@@ -16,16 +16,9 @@ ACTIONS = {"a": "alloc", "f": "free_completed", "+": "segment_alloc", "-": "segm
 def read_history(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """A history of the folder `recordings/`, whose `pack_history.py` says how it is kept.
 
-    Args:
-        name: "transformer_training" for `transformer_training_history.json.gz`.
-        folder: where the file is.
-
-    Returns:
-        `trace`, the events as `_snapshot()["device_traces"]` has them; `before` and `after`, the segments at both ends
-        as `_snapshot()["segments"]` has them; `source` and what else the file says of where it comes from.
-
-    Raises:
-        FileNotFoundError: the folder has no such history.
+    Its name is "transformer_training" for `transformer_training_history.json.gz`; FileNotFoundError if there is none.
+    It has `trace`, the events as `_snapshot()["device_traces"]` has them; `before` and `after`, the segments at both
+    ends as `_snapshot()["segments"]` has them; `source` and what else the file says of where it comes from.
     """
     raw = json.loads(gzip.decompress((folder / f"{name}_history.json.gz").read_bytes()))
     columns = (raw.pop("actions"), raw.pop("addresses"), raw.pop("sizes"), raw.pop("streams"))
@@ -98,10 +91,8 @@ class Tape:
 def play_back(history: Mapping[str, Any], tape: Tape, allocator: Any) -> tuple[int, int]:
     """Give a recorded history to an allocator over `tape`, which holds the segments of `history["before"]` already.
 
-    Where the recording gives segments back and the allocator has not done so by itself, its cache is emptied.
-
-    Returns:
-        how many allocations there were, and how many of them the allocator put elsewhere.
+    Where the recording gives segments back and the allocator has not done so by itself, its cache is emptied. Returns
+    how many allocations there were, and how many of them the allocator put elsewhere.
     """
     places: dict[int, int] = {}  # recorded address → the allocator's
     count = wrong = 0

@@ -98,7 +98,8 @@ def launch(
         environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as folder:
         job = _Job(Path(folder), world_size, backend, timeout)
-        (job.folder / "call").write_bytes(_pickled((fn, args, environment)))
+        with open(job.folder / "call", "wb") as file:
+            _Pickler(file).dump((fn, args, environment))
         try:
             job.start()
             return job.results()
@@ -133,12 +134,6 @@ class _Pickler(cloudpickle.Pickler):
     """Code keeps the name of its file, by which reports find its lines; cloudpickle drops it from 3.1.3 on."""
 
     dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
-
-
-def _pickled(call: tuple) -> bytes:
-    with io.BytesIO() as buffer:
-        _Pickler(buffer).dump(call)
-        return buffer.getvalue()
 
 
 def default_backend(world_size: int) -> str:
@@ -203,9 +198,6 @@ class _Job:
                 raise self._standstill()
             if any(rank.failure for rank in self.ranks):
                 raise self._cause()
-        for rank in self.ranks:  # nobody closes a connection that another rank may still read from
-            with contextlib.suppress(OSError):
-                rank.link.send("all returned")
         return [rank.value for rank in self.ranks]
 
     def _receive(self, seconds: float) -> bool:
@@ -281,22 +273,15 @@ class _Job:
 
     def end(self) -> None:
         """No rank is alive after this."""
-        complete = len(self.ranks) == self.size and all(rank.state == "returned" for rank in self.ranks)
-        deadline = time.monotonic() + (2 if complete else 0)
         started = [rank for rank in self.ranks if rank.process.pid is not None]
-        try:
-            for rank in started:
-                with contextlib.suppress(EOFError, OSError):
-                    rank.link.poll(max(0.0, deadline - time.monotonic()))  # it says that it has tidied up
-        finally:
-            for rank in started:
-                _kill(rank.process)
-            for rank in started:
-                rank.process.join(5)
-            for rank in self.ranks:
-                rank.link.close()
-                with contextlib.suppress(ValueError):
-                    rank.process.close()
+        for rank in started:
+            _kill(rank.process)
+        for rank in started:
+            rank.process.join(5)
+        for rank in self.ranks:
+            rank.link.close()
+            with contextlib.suppress(ValueError):
+                rank.process.close()
 
     def show_output(self) -> None:
         for number in range(self.size):
@@ -357,8 +342,7 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
     _detach()
     here = Path(folder)
     _capture(here, rank)
-    released = threading.Event()
-    threading.Thread(target=_watch, args=(link, released, here), daemon=True).start()
+    threading.Thread(target=_watch, args=(link, here), daemon=True).start()
     stack = open(here / f"{rank}.stack", "w")  # noqa: SIM115 - faulthandler writes into it until the process ends
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
@@ -384,16 +368,11 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
     (here / f"{rank}.outcome").write_bytes(data)
     sys.stdout.flush()
     sys.stderr.flush()
-    link.send(word)
-    released.wait()  # until every rank has returned; the parent ends a failed job
-    if dist.is_initialized():
-        dist.destroy_process_group()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)  # what C libraries (NCCL_DEBUG) have printed and not yet written
-    with contextlib.suppress(OSError):
-        link.send("tidy")
-    # The parent ends this process together with its children. No exit handlers of what was imported, no waiting for
-    # threads of gloo or NCCL.
+    link.send(word)
+    # The parent ends this process together with its children, when no other rank can still read from it. No exit
+    # handlers of what was imported, no waiting for threads of gloo or NCCL.
     threading.Event().wait()
 
 
@@ -414,12 +393,10 @@ def _capture(folder: Path, rank: int) -> None:
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True))
 
 
-def _watch(link: Connection, released: threading.Event, folder: Path) -> None:
-    """Wait for the parent's word. If the parent is gone, so is this rank with all it started, and the folder."""
+def _watch(link: Connection, folder: Path) -> None:
+    """Wait for the parent's end. If it is gone, so is this rank with all it started, and the folder."""
     try:
-        while True:
-            link.recv()
-            released.set()
+        link.recv()  # it never says anything
     except (EOFError, OSError):
         shutil.rmtree(folder, ignore_errors=True)
         if hasattr(os, "killpg"):

@@ -80,15 +80,9 @@ def show(alt: str) -> None:
 
     It is stored as `image/png` with the metadata `alt` (which nbconvert's `classic` template and the site use), `width`
     (in CSS pixels) and `palette`, and as `text/plain`, which VS Code and a terminal show. An `<img alt>` in `text/html`
-    would double the bytes.
+    would double the bytes. Without IPython the figure is only drawn, so that its mistakes come to light.
 
-    Without IPython nothing is shown; the figure is drawn all the same, so that its mistakes come to light.
-
-    Args:
-        alt: what the figure shows, in a sentence or two.
-
-    Raises:
-        ValueError: `alt` is empty, or there is no figure.
+    Raises ValueError if `alt` is empty, or there is no figure.
     """
     alt = _one_line(alt)
     if not plt.get_fignums():
@@ -132,9 +126,9 @@ def show_steps(
         figure: with the axes that `draw` uses. Frames have its size, so leave room for the largest.
         draw: called with each of `frames` (possibly more than once), to draw all that this step shows. The axes have
             been cleared; texts that belong to the figure itself stay.
-        frames: what `draw` is called with, in order; a frame is a step of what is shown.
+        frames: what `draw` is called with, in order.
         alt: what the figure shows, in a sentence or two.
-        still: the frame of the still picture; default: the last one.
+        still: the frame of the still picture.
 
     Raises:
         ValueError: `alt` is empty, there are fewer than two frames, or all of them take more than 300 kB.
@@ -241,17 +235,10 @@ def image_grid(
     title: str = "",
     size: float = 1.15,
 ) -> Figure:
-    """Show images in a grid.
+    """Show images in a grid, each `size` inches wide.
 
-    Args:
-        images: (N, H, W), (N, 1, H, W) or (N, 3, H, W); uint8, or float of any range (scaled over all images).
-        titles: N short texts, or None.
-        columns: images in a row.
-        title: title of the figure.
-        size: width of one image in inches.
-
-    Raises:
-        ValueError: the shape is none of these.
+    They are (N, H, W), (N, 1, H, W) or (N, 3, H, W), or else there is a ValueError; uint8, or float of any range, which
+    is scaled over all images.
     """
     if images.dim() == 3:
         images = images.unsqueeze(1)
@@ -281,38 +268,28 @@ def curves(
     series: Mapping[str, Sequence[float]],
     *,
     x: Sequence[float] | None = None,
-    title: str = "",
-    xlabel: str = "",
-    ylabel: str = "",
     dashes: bool = True,
+    **texts: str,
 ) -> Axes:
-    """Draw one line a series, with a legend if there is more than one.
+    """Draw one line a series (label → values, at `x` or 0, 1, 2, ...), with a legend if there is more than one.
 
-    Args:
-        ax: where to draw.
-        series: label → values; all of one length if `x` is given.
-        x: positions of the values; 0, 1, 2, ... if None.
-        title, xlabel, ylabel: texts; units belong into the labels.
-        dashes: a line style for each series besides its colour; False for noisy curves, where dashes look like gaps.
+    `texts` are title, xlabel and ylabel; units belong into the labels. Each series has a line style besides its colour,
+    but not with `dashes=False`, for noisy curves, where dashes look like gaps.
     """
     styles = ["-", "--", "-.", ":"] if dashes else ["-"]
     for i, (label, values) in enumerate(series.items()):
         positions = range(len(values)) if x is None else x
         ax.plot(positions, values, styles[i % len(styles)], label=label)
-    ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    ax.set(**texts)
     if len(series) > 1:
         ax.legend()
     return ax
 
 
-def bars(ax: Axes, values: Mapping[str, float], *, title: str = "", xlabel: str = "", form: str = "{:.3g}") -> Axes:
-    """Draw horizontal bars, each with its value written beside it, the first on top.
+def bars(ax: Axes, values: Mapping[str, float], *, form: str = "{:.3g}", **texts: str) -> Axes:
+    """Draw horizontal bars (label → length), each with its value written beside it, the first on top.
 
-    Args:
-        ax: where to draw.
-        values: label → length.
-        title, xlabel: texts; the unit belongs into xlabel.
-        form: how a value is written.
+    `texts` are title and xlabel, into which the unit belongs.
     """
     lengths = [float(value) for value in values.values()]
     drawn = ax.barh(list(values), lengths, color=[CYCLE[i % len(CYCLE)] for i in range(len(lengths))])
@@ -320,7 +297,7 @@ def bars(ax: Axes, values: Mapping[str, float], *, title: str = "", xlabel: str 
     ax.invert_yaxis()
     ax.margins(x=0.18)
     ax.grid(axis="y", visible=False)
-    ax.set(title=title, xlabel=xlabel)
+    ax.set(**texts)
     return ax
 
 
@@ -380,19 +357,10 @@ def arrow(
 def module_tree(root: torch.nn.Module, title: str = "") -> Axes:
     """Draw a tree of modules as boxes; below a module stand its parameters (orange) and buffers (green).
 
-    Args:
-        root: a module, or anything that has the tables `_parameters`, `_buffers` and `_modules`.
-        title: title of the figure.
+    `root` may be anything that has the tables `_parameters`, `_buffers` and `_modules`.
     """
     _, ax = diagram(7.8, 3.7, title)
     next_leaf = 1.4  # where the next module without children is drawn
-
-    def draw_tensors(module, x, y):
-        entries = [(name, "orange") for name, tensor in module._parameters.items() if tensor is not None]
-        entries += [(name, "green") for name, tensor in module._buffers.items() if tensor is not None]
-        left = x - 0.39 * (len(entries) - 1)
-        for i, (name, colour) in enumerate(entries):
-            box(ax, left + 0.78 * i, y, name, colour=colour, width=0.74, height=0.34)
 
     def draw(name, module, y):
         nonlocal next_leaf
@@ -405,7 +373,11 @@ def module_tree(root: torch.nn.Module, title: str = "") -> Axes:
         box(ax, x, y, f"{name}\n{type(module).__name__}", height=0.62)
         for centre in centres:
             arrow(ax, (x, y - 0.31), (centre, y - 0.79))
-        draw_tensors(module, x, y - 0.75)
+        tensors = [(key, "orange") for key, tensor in module._parameters.items() if tensor is not None]
+        tensors += [(key, "green") for key, tensor in module._buffers.items() if tensor is not None]
+        left = x - 0.39 * (len(tensors) - 1)
+        for i, (key, colour) in enumerate(tensors):
+            box(ax, left + 0.78 * i, y - 0.75, key, colour=colour, width=0.74, height=0.34)
         return x
 
     draw("(root)", root, 3.2)
@@ -415,10 +387,7 @@ def module_tree(root: torch.nn.Module, title: str = "") -> Axes:
 def key_map(old: Sequence[str], changed: Mapping[str, Sequence[str]], title: str = "") -> Axes:
     """Draw which key goes where: old keys on the left, new ones on the right, a line for each tensor.
 
-    Args:
-        old: the keys on the left, from top to bottom.
-        changed: new key → the old keys that it was made from; those made from several are orange and bold.
-        title: title of the figure.
+    `changed` is new key → the old keys that it was made from; those made from several are orange and bold.
     """
     rows = max(len(old), len(changed))
     _, ax = plt.subplots(figsize=(9.5, 0.32 * rows + 0.7))

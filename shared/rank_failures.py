@@ -58,38 +58,23 @@ class LaunchError(RuntimeError):
 
 @dataclass
 class Failure:
-    """How a rank failed.
+    """How a rank failed."""
 
-    Attributes:
-        kind: "raised", "died", "late" (a collective timed out) or "lost" (a connection closed).
-        text: one line.
-        when: time.monotonic() of the failure; one clock for all processes of a machine.
-        frames: from fn inwards.
-        error: the exception, if it could be sent.
-    """
-
-    kind: str
-    text: str
-    when: float
-    frames: list[Frame] = field(default_factory=list)
-    error: BaseException | None = None
+    kind: str  # "raised", "died", "late" (a collective timed out) or "lost" (a connection closed)
+    text: str  # one line
+    when: float  # time.monotonic() of the failure; one clock for all processes of a machine
+    frames: list[Frame] = field(default_factory=list)  # from fn inwards
+    error: BaseException | None = None  # the exception, if it could be sent
 
 
 @dataclass
 class Standing:
-    """What is known about one rank.
-
-    Attributes:
-        number: the rank.
-        state: "starting", "running", "returned", "failed" or "died".
-        failure: of a rank that failed or died.
-        frames: where a running rank is, from fn inwards; empty if it doesn't say, as on Windows.
-    """
+    """What is known about one rank."""
 
     number: int
-    state: str = "starting"
-    failure: Failure | None = None
-    frames: list[Frame] = field(default_factory=list)
+    state: str = "starting"  # or "running", "returned", "failed" or "died"
+    failure: Failure | None = None  # of a rank that failed or died
+    frames: list[Frame] = field(default_factory=list)  # of a running rank; empty if it doesn't say, as on Windows
 
 
 def describe(error: BaseException) -> Failure:

@@ -15,13 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds for one call.
-
-    Attributes:
-        label: what was timed.
-        median: median over the blocks, in seconds.
-        low, high: first and third quartile over the blocks, in seconds.
-    """
+    """Seconds for one call: median, first and third quartile over the blocks."""
 
     label: str
     median: float

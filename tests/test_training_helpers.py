@@ -54,11 +54,10 @@ def test_costs_of_a_step_are_what_is_added_to_it():
             pass
 
     ways = {"quick": quick, "slow": slow}
-    costs = step_costs(ways, rounds=2)
-    assert 200 < costs["slow"] - costs["quick"] < 5000
-    costs = own_costs(ways, rounds=3)
-    assert 0 < costs["quick"] < 10, "model, loss and optimizer do nothing"
-    assert 250 < costs["slow"] - costs["quick"] < 2500
+    costs, own = step_costs(ways, rounds=2), own_costs(ways, rounds=3)
+    assert costs["slow"] - costs["quick"] > 200
+    assert own["slow"] - own["quick"] > 250
+    assert 0 < own["quick"] < costs["quick"], "model, loss and optimizer do nothing"
 
 
 def test_a_live_line_in_a_file_is_its_last_state_and_in_a_terminal_writes_over_itself(capsys, monkeypatch):
