@@ -98,6 +98,14 @@ def test_a_skipped_exercise_is_judged_but_hands_out_its_stand_in_until_its_line_
         doubling(half_right)
 
 
+@pytest.mark.parametrize(("run_by", "goes_on"), [("autograde", True), ("validate", False)])
+def test_a_part_is_a_grade_for_nbgrader_and_no_success_for_its_validate(monkeypatch, run_by, goes_on):
+    monkeypatch.setenv("NBGRADER_EXECUTION", run_by)
+    monkeypatch.setattr(notebook, "grade", lambda result: None)  # it needs a kernel
+    with contextlib.nullcontext() if goes_on else pytest.raises(CheckFailed):
+        doubling(half_right)
+
+
 def test_only_a_bare_notimplementederror_is_a_stub(capsys):
     def torchs_own(x):
         raise NotImplementedError("Could not run 'aten::foo'")

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import hashlib
+import io
 import os
 import pickle
 import re
@@ -112,6 +113,12 @@ class Hostile:
         return exec, ("raise SystemExit('a pickle was executed')",)
 
 
+def hostile_array():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Hostile()], object))
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     ("facts", "files", "message"),
     [
@@ -123,6 +130,7 @@ class Hostile:
         ),
         (CIFAR10, archive(CIFAR_TAR, {"readme": b""}), "another archive: lacks test_batch"),
         (CIFAR10, archive(CIFAR_TAR, {"test_batch": pickle.dumps(Hostile())}), r"asks for .*\.exec"),
+        (CIFAR10, {f"cifar-10-npy/test_{kind}.npy": hostile_array() for kind in ("images", "labels")}, "Object arrays"),
     ],
 )
 def test_other_files_in_the_place_of_the_data_are_refused(tmp_path, root, facts, files, message):

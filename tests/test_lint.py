@@ -209,6 +209,7 @@ DAMAGE = [  # the rule that must speak up, what is done, the cell that must be n
     ("outputs", change("step", outputs=[said("UserWarning: x", "stderr")]), "step"),
     ("alt", change("step", outputs=[figure(width=1)]), "step"),
     ("alt", change("step", outputs=[figure("image/svg+xml", width=1)]), "step"),
+    ("alt", change("step", outputs=[figure(), figure(width=1)]), "step"),
     ("palette", change("step", outputs=[figure(alt="A line.", palette="0")]), "step"),
     ("exercise-cells", remove("ex-ddd-check"), "ex-ddd-task"),
     ("exercise-cells", lambda nb: nb["cells"].insert(19, markdown("between", "")), "ex-aaa-task"),

@@ -348,6 +348,7 @@ def test_the_first_lines_install_the_course_once(monkeypatch, tmp_path, capsys, 
     monkeypatch.chdir(tmp_path / "below")
     if beside:
         Path(beside).touch()
+        Path(beside.replace("15.0.0", "14.0.0")).touch()  # an older one
     for _ in range(2):
         exec(lines, {})
     assert installed == [expected]

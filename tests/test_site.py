@@ -93,6 +93,7 @@ def test_links_and_pictures_are_there_and_nothing_comes_from_elsewhere(built):
             if not found.is_file() or (place and found in pages and unquote(place) not in pages[found].ids):
                 broken[path.name].append(target)
     assert not broken
+    assert (built / ".nojekyll").is_file(), "GitHub's pages of a branch would leave _static out"
 
 
 def test_code_that_only_draws_and_hints_are_folded(built, lessons):

@@ -146,6 +146,7 @@ def npy_files(splits: dict[str, Split]) -> dict[str, bytes]:
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
 
