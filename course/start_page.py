@@ -60,7 +60,7 @@ Two minutes that count for nothing but show how exercises work. Somewhere in a m
 arrives with `upstream`, the gradient of the loss with respect to `y`. Write what it hands on: the gradient of the loss
 with respect to `x`.
 
-Run the check as it is, then with your answer, and once with a wrong one.
+Run the two cells below as they are, then with a wrong answer, then with the right one.
 
 <details><summary>Hint 1: the slope</summary>
 

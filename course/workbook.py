@@ -89,8 +89,10 @@ def _write(edition: NotebookNode, folder: Path, name: str) -> int:
     edition.metadata["kernelspec"] = {"name": KERNEL_NAME, **{key: spec[key] for key in ("display_name", "language")}}
     edition.metadata["language_info"] = dict(IPythonKernel.language_info)
     try:
-        print(write_edition(edition, folder, name))
+        told = write_edition(edition, folder, name)
     except OSError as error:
         print(f"{name}: left as it is: {error}")
         return 1
+    if not told.endswith(": up to date."):  # nobody needs eleven lines of that
+        print(told)
     return 0

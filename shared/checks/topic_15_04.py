@@ -87,8 +87,8 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
     same = partial(samples, trial, answer, _smoothed)
     shapes = [(5, 7), (6, 2), (1, 3), (6, 1)]
     hows = ("none", "sum", "mean")
-    hint = "what does each `reduction` return? which dtype has each tensor?"
-    with trial.group("reductions none, sum and mean", hint=hint, see=1):
+    hint = "what does each `reduction` return, in which shape and which dtype?"
+    with trial.group("reductions none, sum and mean", hint=hint):
         for shape in shapes:
             for epsilon in (0.0, 0.3, 1.0):
                 same([Sample(f"reduction {how} {shape}", *_classified(*shape), epsilon, reduction=how) for how in hows])
@@ -107,7 +107,7 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
         for shape in shapes:
             logits, labels = _classified(*shape)
             logits.requires_grad_()
-            same([Sample(how, logits, labels, 0.2, reduction=how) for how in hows], look=gradients)
+            same([Sample(f"reduction {how}", logits, labels, 0.2, reduction=how) for how in hows], look=gradients)
 
     with trial.group("the same for logits (N, C, d1, …)", hint="which dimension has the classes?", see=1):
         for shape in ((3, 5, 6), (2, 4, 3, 2)):
