@@ -1,8 +1,8 @@
-"""Execute one notebook in a kernel of its own, watch it, and end everything that it started.
+"""Execute one notebook in a kernel of its own, watch it, and end what it started.
 
 nbclient runs the cells; what is added is what a batch of notebooks needs: the kernel is always the running Python's
 (whatever kernel specifications a user has installed), its memory is measured with that of its children, output without
-end fails its cell, and no process is left over.
+end fails the notebook, and no process is left over that has inherited the kernel's environment.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _memory(pid: int) -> int:
 
 
 def _kill(token: str) -> None:
-    """Kill the kernel with this token and whatever it has started: daemons and orphans, too."""
+    """Kill all that has this token: the kernel and what it has started, daemons and orphans, too."""
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
