@@ -67,6 +67,10 @@ WRONG["label_smoothing_cross_entropy"] = {
         "reductions none",
     ),
     "no epsilon of 0": (smoothing((_WIDE, f"epsilon = epsilon or 0.1\n    {_WIDE}")), "reductions none"),
+    "the mean of any reduction": (  # told once: all else is right
+        smoothing(("    if reduction ==", "    reduction = 'mean'\n    if reduction ==")),
+        r"(?s)\A(?!.*WRONG.*WRONG).*what does each `reduction` return",
+    ),
     "everything in float32": (smoothing((_WIDE, "wide = logits.float()")), "reductions none"),
     "two dimensions only": (smoothing((_SPREAD, "(losses * weight).mean(dim=1)")), r"N, C, d1[\s\S]*the classes\?"),
     "weights in the first term only": (smoothing((_SPREAD, "losses.mean(dim=1)")), "class weights"),

@@ -23,6 +23,16 @@ def sampled(answer, reference, *cases, **options):
     return judged(body).status
 
 
+def test_a_forgotten_return_is_told_once():
+    def body(trial):
+        for demand in ("double", "double again"):
+            with trial.group(demand):
+                samples(trial, lambda x: None, lambda x: 2 * x, [Sample("ones", torch.ones(2))])
+
+    (failure,) = judged(body).failures
+    assert (failure.name, failure.hint) == ("double", "the function returned None: is `return` missing?")
+
+
 def refuse():
     raise ValueError("layer nowhere")
 

@@ -94,6 +94,8 @@ def label_smoothing_cross_entropy(trial: Trial, answer: Any) -> None:
                 same([Sample(f"reduction {how} {shape}", *_classified(*shape), epsilon, reduction=how) for how in hows])
             same([Sample(f"epsilon and reduction by default, {shape}", *_classified(*shape))])
 
+    # whoever has forgotten a reduction is told so once
+    hows = ("mean",) if trial.has_failed else hows
     hint = "whose weight does each term have? what does an ignored entry cost, and which entries does the mean count?"
     with trial.group("class weights and ignored labels; the arguments stay", hint=hint, see=1):
         for number in (-100, 255, 0):

@@ -176,7 +176,8 @@ class Trial:
             return False
         first = self._has_ended_another((type(error), line))
         if first:
-            self._items[first] = replace(self._items[first], hint=AGAIN, see=None)
+            item, see = self._items[first], self._group[2]
+            self._items[first] = replace(item, hint=AGAIN, see=see if see == item.see else None)
         return bool(first)
 
     def _has_ended_another(self, cause: Hashable) -> str:
