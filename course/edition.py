@@ -18,6 +18,8 @@ from course.exercise_form import (
     without_hidden_tests,
 )
 
+# of the first table: what says something to instructors alone
+_FOR_INSTRUCTORS = re.compile(r"^\| (?:Topic|Category) \|.*\n| \(the curriculum allows [^)]*\)", re.MULTILINE)
 _NOTEBOOK_LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s:]+\.ipynb)(?:#[^()\s]*)?\)")  # [text](file.ipynb#part)
 
 
@@ -36,6 +38,8 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
     edition.metadata.pop("widgets", None)
     problems = []
     for number, cell in enumerate(edition.cells, start=1):
+        if cell.get("id") == "glance":
+            cell.source = _FOR_INSTRUCTORS.sub("", cell.source)
         try:
             _hide_solution(cell)
         except MarkerError as error:

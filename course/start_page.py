@@ -42,9 +42,8 @@ stay in the notebook. A check whose answer is still wrong stops the run; that on
 A topic that builds on another one says so; the others can be taken in any order. The first exercise of a topic comes
 after 20 to 40 minutes of reading; reading is counted at {words} words or {lines} lines of code a minute. {renewing}
 
-**The first table of a lesson** has numbers such as 5-07 or 16-03. They are topics of other modules of the same
-curriculum; they aren't part of this course, and you can go on without them. *Category* is E for the last topic, which
-puts the others together, and A for all others.
+**Numbers such as 5-07 or 16-03** in a lesson are topics of other modules of the same curriculum. They aren't part of
+this course, and you can go on without them.
 
 Run the two cells below (Shift+Enter) to see **what you have done**. They read the notebooks in this folder as they were
 last saved (Ctrl+S, or Cmd+S), and count what the checks have shown there. If you clear a notebook's outputs, its points

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import shutil
 import warnings
 from dataclasses import replace
@@ -96,6 +97,13 @@ def test_solutions_hidden_tests_and_outputs_are_taken_out_and_all_else_stays():
         assert (cell.id, cell.cell_type, cell.metadata) == (given.id, given.cell_type, given.metadata)
         assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
     assert solutions(notebook) == {"answer": ["    secret = x\n    return x + secret", "            return 42"]}
+
+
+def test_the_first_table_says_what_students_need():
+    full = nbformat.read(load().topics["15-01"].path, as_version=4)
+    lines = cell_of(student_edition(full), "glance").source.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| Dataset", "| Time", "| Prerequisites"]
+    assert re.search(r"run on a laptop; about .* to read", lines[3])
 
 
 @pytest.mark.parametrize(

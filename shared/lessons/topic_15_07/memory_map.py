@@ -178,8 +178,10 @@ def draw_map(
             name,
             ha="center",
             va="center",
-            fontsize=11,
-            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            fontsize=12,
+            fontweight="bold",
+            color="white",
+            path_effects=[withStroke(linewidth=3, foreground=COLOURS["grey"])],
         )
     end = max((span.death for span in found.segments), default=1)
     if 0 < found.small < found.top:
