@@ -13,7 +13,6 @@ topic that is an option's value stands behind a =, as in --ignore=tests/test_run
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import sys
@@ -49,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"test: {error}", file=sys.stderr)
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
-    env = {**os.environ, **share_of_cores(_workers(args.extra)), "COURSE_ENV": "current"}
+    env = {**os.environ, **share_of_cores(WORKERS), "COURSE_ENV": "current"}
     env["COURSE_DATA"] = os.environ.get("COURSE_DATA") or "sample"
     env.setdefault("COURSE_TIMING", "rough")  # nobody reads the times
     status = subprocess_status([sys.executable, "-m", "pytest", *arguments], env)
@@ -58,10 +57,6 @@ def main(args: argparse.Namespace) -> int:
     outcome = "passed" if status == 0 else f"failed (exit status {status})"
     print(f"test: {outcome} in {time.monotonic() - start:.0f} s", flush=True)
     return status
-
-
-def _workers(extra: list[str]) -> int:
-    return WORKERS_FOR_ALL if ALL in extra else WORKERS
 
 
 def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
@@ -83,12 +78,7 @@ def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
 
     To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
     """
-    arguments = [
-        "-p",
-        "course.fast_start",
-        *NBVAL,
-        *(["-n", str(_workers(extra)), *XDIST] if importlib.util.find_spec("xdist") else []),
-    ]
+    arguments = [*NBVAL, "-n", str(WORKERS_FOR_ALL if ALL in extra else WORKERS), *XDIST]
     for notebook in notebooks:
         paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
         if notebook.topic:

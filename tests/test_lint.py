@@ -354,7 +354,7 @@ def repository(tmp_path, monkeypatch):
     for name in ("syllabus.toml", "README.md"):
         shutil.copy(SYLLABUS.path.parent / name, folder)
     syllabus = load(folder / "syllabus.toml")
-    lint.write_readme(syllabus)  # there are no notebooks here, so no links to them
+    lint.lint_pages(syllabus, write=True)  # there are no notebooks here, so no links to them
     monkeypatch.setattr(lint, "load", lambda: load(syllabus.path))
     monkeypatch.setattr(lint, "ROOT", tmp_path)
     return syllabus
