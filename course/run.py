@@ -96,12 +96,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _require_cells(jobs: list[Job], cells: list[str]) -> None:
-    """SelectionError if there isn't one notebook, or it lacks a code cell of these ids."""
+    """SelectionError if there isn't one notebook, or it lacks a cell of these ids."""
     if len(jobs) != 1:
         raise SelectionError("--cell needs one notebook, such as 15-03.")
     notebook, _ = read_notebook(jobs[0].notebook.path)
-    if unknown := set(cells) - {cell.get("id") for cell in notebook.cells if cell.cell_type == "code"}:
-        raise SelectionError(f"{jobs[0].notebook.label} has no code cell {', '.join(sorted(unknown))}.")
+    if unknown := set(cells) - {cell.get("id") for cell in notebook.cells}:
+        raise SelectionError(f"{jobs[0].notebook.label} has no cell {', '.join(sorted(unknown))}.")
 
 
 def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> None:

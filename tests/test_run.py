@@ -276,7 +276,7 @@ def test_wrong_usage_is_said_before_any_work(tmp_path, monkeypatch, run_files, c
         ([path, "--output", tmp_path / "file" / "out"], "name another --output"),
         ([path, "--rehearse", "--save"], "leave out --save or --rehearse"),
         ([path, "--cell", "c0"], "add --save"),
-        ([path, "--cell", "c7", "--save"], "no code cell c7"),
+        ([path, "--cell", "c7", "--save"], "no cell c7"),
         ([tmp_path / "none.ipynb", "--cell", "c0", "--save"], "not JSON"),
         (["15-01", "15-02", "--cell", "setup", "--save"], "--cell needs one notebook"),
     ]:
