@@ -37,12 +37,6 @@ def _kernel_manager(**settings: Any) -> Any:
     return KernelManager(**settings, **connection(Path(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}.json")))
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What `-m "not notebook"` leaves out anyway isn't read: it takes seconds."""
-    about_one = collection_path.suffix == ".ipynb" or ABOUT_ONE.match(collection_path.name)
-    return True if about_one and config.getoption("markexpr") == "not notebook" else None
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

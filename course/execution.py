@@ -8,7 +8,6 @@ end fails the notebook, and no process is left over that has inherited the kerne
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import hashlib
 import logging
@@ -41,24 +40,14 @@ class NotebookError(ValueError):
     """A file that isn't a notebook; the message says what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a notebook stopped. `cell_id` and `details` are empty if no cell is to blame."""
-
-    reason: str
-    cell_id: str = ""
-    details: str = ""  # the traceback (with ANSI colours), or the cell's source if there is none
-
-
 @dataclass
 class Progress:
     """What is known about a notebook while it runs, and at the end."""
 
-    cells: int = 0  # code cells
-    cell: int = 0  # the one that runs or ran last, from 1
+    cell: NotebookNode | None = None  # the code cell that runs or ran last
     seconds: float = 0.0
     peak: int = 0  # bytes: the largest sum over the kernel and its children, of what each has for itself
-    failure: Failure | None = None
+    failure: str | None = None  # why the notebook stopped
     stop: bool = False  # set it from another thread, and the kernel is killed
 
 
@@ -89,7 +78,7 @@ def read_notebook(path: Path) -> tuple[NotebookNode, str]:
 def write_notebook(notebook: NotebookNode, path: Path) -> None:
     """Write a notebook, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, nbformat.writes(notebook, version=nbformat.NO_CONVERT).rstrip("\n") + "\n")
+    write_whole(path, nbformat.writes(notebook, version=nbformat.NO_CONVERT) + "\n")
 
 
 def connection(file: Path) -> dict[str, str]:
@@ -113,22 +102,17 @@ def execute_blocking(
 ) -> Progress:
     """Run all code cells in place, until one fails. Returns `progress`, which is filled in while they run.
 
-    Args:
-        notebook: is changed: outputs and execution counts (also of the cell that failed), language_info.
-        folder: the kernel's working directory.
-        timeout: seconds for one cell; it is interrupted then, so that its outputs show where it was.
-        env: environment variables on top of the present ones.
-        rehearse: pretend an accelerator (shared/pretended.py), so that a tensor on the wrong device fails its cell.
-            Ranks that a notebook launches are processes of their own and see the CPU.
+    `folder` is the kernel's working directory; `env` comes on top of the present environment. A cell that takes longer
+    than `timeout` seconds is interrupted, so that its outputs show where it was. `rehearse` pretends an accelerator
+    (shared/pretended.py); ranks that a notebook launches are processes of their own and see the CPU.
     """
     progress = progress or Progress()
-    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for cell in code_cells:
-        cell.outputs, cell.execution_count = [], None
-    progress.cells = len(code_cells)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
 
-    def count(cell: NotebookNode, cell_index: int) -> None:
-        progress.cell += cell.cell_type == "code"
+    def note(cell: NotebookNode, **_: Any) -> None:
+        progress.cell = cell
 
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient's messages are in `progress`, too
     start, token = time.monotonic(), uuid.uuid4().hex
@@ -140,8 +124,7 @@ def execute_blocking(
         late = {"ename": "TimeoutError", "evalue": f"the cell did not finish within {timeout} s", "traceback": []}
         client = _Client(
             notebook, km=manager, startup_timeout=120, timeout=timeout, interrupt_on_timeout=True,
-            error_on_timeout=late, iopub_timeout=10, record_timing=False, store_widget_state=False,
-            coalesce_streams=True, on_cell_start=count,
+            error_on_timeout=late, iopub_timeout=10, record_timing=False, coalesce_streams=True, on_cell_execute=note,
         )  # fmt: skip
         environment = {
             **os.environ,
@@ -156,13 +139,13 @@ def execute_blocking(
             with open(log, "wb") as file:
                 asyncio.run(_execute(client, progress, cwd=str(folder), env=environment, stdout=file, stderr=file))
         except CellExecutionError as error:
-            progress.failure = _failure(f"{error.ename}: {error.evalue}".strip(), code_cells, progress)
-        except (RuntimeError, OSError) as error:  # the kernel did not start, or died
+            progress.failure = f"{error.ename}: {error.evalue}"
+        except RuntimeError as error:  # the kernel died, perhaps before it was ready
+            status = manager.provisioner.process.poll()
+            lack = ", killed, perhaps for lack of memory" if status == -9 else ""
             said = "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-20:])
-            reason = f"{error}{_exit_status(manager)}" + (f"; it said:\n{said}" if said else "")
-            progress.failure = _failure(reason, code_cells, progress)
+            progress.failure = f"{error} (exit status {status}{lack}); it said:\n{said}"
         finally:
-            atexit.unregister(client._cleanup_kernel)  # which nbclient leaves there if the kernel did not start
             _kill(token)
     progress.seconds = time.monotonic() - start
     return progress
@@ -186,7 +169,7 @@ class _Client(NotebookClient):
 
     def output(self, outs: list[NotebookNode], msg: dict, display_id: str | None, cell_index: int) -> Any:
         self.characters += len(str(msg["content"]))
-        if self.characters > OUTPUT_LIMIT and msg["msg_type"] != "error":
+        if self.characters > OUTPUT_LIMIT:
             raise CellExecutionError("", "Output", f"the notebook gave more than {OUTPUT_LIMIT:,} characters")
         return super().output(outs, msg, display_id, cell_index)
 
@@ -210,19 +193,3 @@ def _kill(token: str) -> None:
                 process.kill()
                 left.append(process)
     psutil.wait_procs(left, timeout=5)
-
-
-def _exit_status(manager: AsyncKernelManager) -> str:
-    process = getattr(manager.provisioner, "process", None)
-    status = process and process.poll()
-    if status is None:
-        return ""
-    return f" (exit status {status}{', killed, perhaps for lack of memory' if status == -9 else ''})"
-
-
-def _failure(reason: str, code_cells: list[NotebookNode], progress: Progress) -> Failure:
-    if not progress.cell:
-        return Failure(reason)
-    cell = code_cells[progress.cell - 1]
-    tracebacks = ["\n".join(output.traceback) for output in cell.outputs if output.output_type == "error"]
-    return Failure(reason, cell.get("id", ""), tracebacks[-1] if tracebacks else cell.source)

@@ -58,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, help="folder (default: grades, beside SUBMISSIONS)")
     parser.add_argument("--seed", type=int, help="of the checks (default: that of the output folder, else random)")
     parser.add_argument("--force", action="store_true", help="grade again what was graded already, too")
-    parser.add_argument("--jobs", "-j", type=positive(int), help="submissions at a time (default: one for each core)")
+    parser.add_argument("--jobs", "-j", type=positive, help="submissions at a time (default: one for each core)")
     parser.add_argument(
         "--timeout",
-        type=positive(float),
-        default=60.0,
+        type=positive,
+        default=60,
         metavar="S",
         help="seconds for an answer, and for its check (default 60)",
     )

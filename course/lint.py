@@ -10,12 +10,8 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
 
 from course import instructor_guide, module_readme
 from course.environment import ROOT
@@ -33,9 +29,6 @@ class Finding(NamedTuple):
     cell: str
     rule: str
     message: str
-
-    def __str__(self) -> str:
-        return ": ".join(self)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,23 +52,23 @@ def main(args: argparse.Namespace) -> int:
         print(f"lint: {error}", file=sys.stderr)
         return 2
     if args.write_readme:
-        write_readme(syllabus)
+        lint_pages(syllabus, write=True)
     findings = lint_files(paths, syllabus) if args.notebooks else lint_repository(ROOT, syllabus)
     for finding in findings:
-        print(str(finding).removeprefix(f"{ROOT}{os.sep}"))
+        print(": ".join(finding).removeprefix(f"{ROOT}{os.sep}"))
     for topic in syllabus.topics.values():
         if topic.is_draft and topic.path in paths and topic.path.is_file():
             print(f"note: {topic.number} is a draft, so not held against {', '.join(sorted(NOT_FOR_DRAFTS))}")
     print(f"lint: findings: {len(findings)}" if findings else "lint: nothing to complain about", flush=True)
-    clean_code = run_ruff(ROOT) if args.ruff else True
-    return 0 if not findings and clean_code else 1
+    is_clean = not args.ruff or run_ruff(ROOT)
+    return 0 if is_clean and not findings else 1
 
 
 def lint_repository(root: Path, syllabus: Syllabus) -> list[Finding]:
     """Everything: all notebooks in the module's folder, both templates, the module's pages."""
     notebooks = sorted(syllabus.path.parent.glob("*.ipynb"))
     templates = [root / "templates" / name for name in TEMPLATES]
-    return [*lint_files([*notebooks, *templates], syllabus), *lint_readme(syllabus)]
+    return [*lint_files([*notebooks, *templates], syllabus), *lint_pages(syllabus)]
 
 
 def lint_files(files: list[Path], syllabus: Syllabus) -> list[Finding]:
@@ -103,11 +96,9 @@ def template_topic(path: Path) -> Topic:
 def lint_notebook(path: Path, topic: Topic, module: Module) -> list[Finding]:
     """Hold one notebook file against its topic; one that is no notebook is a finding, too."""
     try:
-        with warnings.catch_warnings():
-            for repaired in (DuplicateCellId, MissingIDFieldWarning):  # with ids of its own, by nbformat
-                warnings.simplefilter("error", repaired)
+        with warnings.catch_warnings(action="error", category=FutureWarning):  # of ids that nbformat would make up
             document, _ = read_notebook(path)
-    except (NotebookError, DuplicateCellId, MissingIDFieldWarning) as error:
+    except NotebookError as error:
         return [Finding(str(path), "-", "nbformat", first_line(str(error), 200))]
     notebook = Notebook(path, document, topic, module)
     findings = [
@@ -120,40 +111,27 @@ def lint_notebook(path: Path, topic: Topic, module: Module) -> list[Finding]:
     return sorted(findings, key=lambda finding: places.get(finding.cell, -1))
 
 
-def lint_readme(syllabus: Syllabus) -> list[Finding]:
-    """The generated parts of the module's page, and of the instructors' guide if there is one, are up to date."""
+def lint_pages(syllabus: Syllabus, write: bool = False) -> list[Finding]:
+    """Hold the generated parts of the module's page and of the instructor's guide against what they are made of.
+
+    `write` refreshes them first.
+    """
     findings = []
-    for page, fresh in _pages(syllabus):
+    for name, module in (("README.md", module_readme), (instructor_guide.NAME, instructor_guide)):
+        page = syllabus.path.parent / name
+        if not page.is_file():
+            continue
+        text = page.read_text(encoding="utf-8")
+        problem = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
         try:
-            is_fresh = fresh() == page.read_text(encoding="utf-8")
-            problem = "is older than syllabus.toml or the notebooks; refresh it: python -m course lint --write-readme"
-        except (FileNotFoundError, module_readme.ReadmeError) as error:
-            is_fresh, problem = False, str(error)
-        if not is_fresh:
+            fresh = module_readme.refresh(text, module.render(syllabus), module.SOURCE)
+        except module_readme.ReadmeError as error:
+            fresh, problem = "", str(error)
+        if write and fresh:
+            write_whole(page, fresh)
+        elif fresh != text:
             findings.append(Finding(str(page), "-", "module-page", problem))
     return findings
-
-
-def write_readme(syllabus: Syllabus) -> None:
-    """Refresh the generated parts of the module's page and of the guide, if they have them (lint says so if not)."""
-    for page, fresh in _pages(syllabus):
-        with suppress(FileNotFoundError, module_readme.ReadmeError):
-            write_whole(page, fresh())
-
-
-def _pages(syllabus: Syllabus) -> list[tuple[Path, Callable[[], str]]]:
-    """The pages with generated parts, each with what makes its text anew."""
-    page = syllabus.path.parent / "README.md"
-    guide = syllabus.path.parent / instructor_guide.NAME
-
-    def fresh_page() -> str:
-        return module_readme.refresh(page.read_text(encoding="utf-8"), module_readme.render(syllabus))
-
-    def fresh_guide() -> str:
-        text = guide.read_text(encoding="utf-8")
-        return module_readme.refresh(text, instructor_guide.render(syllabus), instructor_guide.SOURCE)
-
-    return [(page, fresh_page), *([(guide, fresh_guide)] if guide.is_file() else [])]
 
 
 def run_ruff(root: Path) -> bool:

@@ -82,7 +82,7 @@ def create(
     notebook = fill(read_notebook(syllabus_file.parents[1] / "templates" / topic.template)[0], topic)
     write_notebook(notebook, topic.path)
     write_whole(syllabus_file, text)
-    lint.write_readme(load(syllabus_file))
+    lint.lint_pages(load(syllabus_file), write=True)
     return topic
 
 

@@ -1,8 +1,8 @@
 """Execute notebooks, several at a time, and show a table of how they did.
 
 Without names: every notebook of the syllabus that exists. A name is a topic (15-01, 15-1 or 1), a notebook file or a
-folder of notebooks. The executed copies go to executed/, also those that failed; a copy that you have changed is kept
-under another name. The sources are changed only by --save, and only their outputs.
+folder of notebooks. The executed copies go to executed/, also those that failed, and replace those of the last run. The
+sources are changed only by --save, and only their outputs.
 
 --rehearse runs them with a pretended accelerator: everything is computed on the CPU, but a tensor on the wrong device,
 float64 on a Mac's GPU and the like fail their cell as they would there. Its copies go to executed/rehearsed/.
@@ -13,15 +13,11 @@ The exit status is 0 if all passed, 1 if one failed, 2 for wrong usage and 130 a
 from __future__ import annotations
 
 import argparse
-import contextlib
-import hashlib
-import json
 import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -31,14 +27,14 @@ from rich.text import Text
 
 from course import syllabus
 from course.environment import ROOT
-from course.execution import Failure, NotebookError, Progress, execute_blocking, read_notebook, write_notebook
+from course.execution import NotebookError, Progress, execute_blocking, read_notebook, write_notebook
 from course.files import NotWritableError, require_writable
 from course.processes import asked_to_end, share_of_cores
 from course.selection import Selected, SelectionError, select
 from course.settings import positive
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow"}
-STAMP = "executed_copy"  # in the metadata of a copy: the digest of what was written
+COPIES = ROOT / "executed"
 
 
 @dataclass
@@ -54,14 +50,12 @@ class Job:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("notebooks", nargs="*", metavar="TOPIC|FILE", help="default: all that exist")
-    parser.add_argument("--jobs", "-j", type=positive(int), default=2, help="notebooks at a time (default 2)")
+    parser.add_argument("--jobs", "-j", type=positive, default=2, help="notebooks at a time (default 2)")
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks that passed")
     parser.add_argument("--cell", action="append", default=[], metavar="ID", help="--save only this one's (repeatable)")
     parser.add_argument("--rehearse", action="store_true", help="pretend an accelerator, to find mistakes with devices")
-    parser.add_argument("--output", type=Path, default=ROOT / "executed", help="folder of the executed copies")
-    parser.add_argument(
-        "--timeout", type=positive(int), default=300, metavar="S", help="seconds for a cell (default 300)"
-    )
+    parser.add_argument("--output", type=Path, default=COPIES, help="folder of the executed copies")
+    parser.add_argument("--timeout", type=positive, default=300, metavar="S", help="seconds for a cell (default 300)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -77,8 +71,9 @@ def main(args: argparse.Namespace) -> int:
         # a topic of the syllabus that isn't written yet is left out, unless it is named
         chosen = [one for one in select(args.notebooks, syllabus.load()) if args.notebooks or one.path.is_file()]
         jobs = [Job(notebook, output / notebook.path.name) for notebook in chosen]
-        if any(job.target == job.notebook.path for job in jobs):
-            raise SelectionError(f"the copies would overwrite the notebooks in {output}; name another --output.")
+        # only copies that were made here before are replaced
+        if any(job.target == job.notebook.path or (args.output != COPIES and job.target.exists()) for job in jobs):
+            raise SelectionError(f"the copies would overwrite notebooks in {output}; name another --output.")
         if len({job.target for job in jobs}) < len(jobs):
             raise SelectionError("two of the notebooks have the same name, and so would their copies; run them apart.")
         if args.cell:
@@ -89,30 +84,28 @@ def main(args: argparse.Namespace) -> int:
         return 2
     data = os.environ.get("COURSE_DATA") or "sample"
     start = time.monotonic()
-    interrupted = _run_all(jobs, args, data, console)
+    _run_all(jobs, args, data, console)
     console.print(_summary(jobs))
     states = [job.status for job in jobs]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     console.print(f"{counts}; {time.monotonic() - start:.0f} s in all, COURSE_DATA={data}.", soft_wrap=True)
     console.print(f"The executed copies are in {output}", soft_wrap=True)
-    if interrupted:
+    if "interrupted" in states:
         return 130
     return 0 if "passed" in states and "failed" not in states else 1
 
 
 def _require_cells(jobs: list[Job], cells: list[str]) -> None:
-    """SelectionError if there isn't one notebook, or it lacks a code cell of these ids."""
+    """SelectionError if there isn't one notebook, or it lacks a cell of these ids."""
     if len(jobs) != 1:
         raise SelectionError("--cell needs one notebook, such as 15-03.")
     notebook, _ = read_notebook(jobs[0].notebook.path)
-    code = {cell.get("id") for cell in notebook.cells if cell.cell_type == "code"}
-    for cell in cells:
-        if cell not in code:
-            raise SelectionError(f"{jobs[0].notebook.label} has no code cell {cell!r}.")
+    if unknown := set(cells) - {cell.get("id") for cell in notebook.cells}:
+        raise SelectionError(f"{jobs[0].notebook.label} has no cell {', '.join(sorted(unknown))}.")
 
 
-def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> bool:
-    """Run the jobs in their order, some at a time; returns whether they were interrupted."""
+def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Console) -> None:
+    """Run the jobs in their order, some at a time, until all have ended or the user interrupts them."""
     at_once = min(args.jobs, len(jobs)) or 1
     env = {"COURSE_DATA": data, **share_of_cores(at_once)}
     with asked_to_end(), ThreadPoolExecutor(at_once) as pool:
@@ -123,8 +116,6 @@ def _run_all(jobs: list[Job], args: argparse.Namespace, data: str, console: Cons
         except KeyboardInterrupt:
             for job in jobs:
                 job.progress.stop = True
-            return True
-    return False
 
 
 def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Console) -> None:
@@ -134,41 +125,20 @@ def _run(job: Job, args: argparse.Namespace, env: dict[str, str], console: Conso
         return
     console.print(f"{job.notebook.label}  started", soft_wrap=True)
     try:
-        _put_aside(job)
+        job.target.unlink(missing_ok=True)
         notebook, digest = read_notebook(path)
         execute_blocking(notebook, path.parent, progress, timeout=args.timeout, env=env, rehearse=args.rehearse)
         if progress.stop:
             return
-        notebook.metadata[STAMP] = _digest(notebook)
         write_notebook(notebook, job.target)
         if args.save and progress.failure is None:
             _save(job, notebook, digest, args.cell)
     except Exception as error:  # one that is no notebook, or a fault of the system, must not take the others with it
-        progress.failure = Failure(f"{type(error).__name__}: {error}")
+        progress.failure, progress.cell = f"{type(error).__name__}: {error}", None
     job.status = "passed" if progress.failure is None else "failed"
     console.print(f"{job.notebook.label}  {job.status}  {progress.seconds:.1f} s", soft_wrap=True)
     if progress.failure is not None:
         console.print(_explain(job), soft_wrap=True)
-
-
-def _digest(notebook: NotebookNode) -> str:
-    """Of the sources: what somebody may have written."""
-    sources = [[cell.cell_type, cell.source] for cell in notebook.cells]
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
-
-
-def _put_aside(job: Job) -> None:
-    """Remove an older copy, or rename it if it isn't as it was written: somebody may have worked in it."""
-    if not job.target.exists():
-        return
-    with contextlib.suppress(NotebookError):
-        old, _ = read_notebook(job.target)
-        if old.metadata.get(STAMP) == _digest(old):
-            job.target.unlink()
-            return
-    changed = datetime.fromtimestamp(job.target.stat().st_mtime)
-    kept = job.target.rename(job.target.with_suffix(f".edited-{changed:%Y-%m-%d-%H%M%S}.ipynb"))
-    job.notes.append(f"an older copy had been changed; it is kept as {kept.name}")
 
 
 def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> None:
@@ -186,16 +156,15 @@ def _save(job: Job, executed: NotebookNode, digest: str, cells: list[str]) -> No
     job.notes.append("outputs saved")
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# what the user sees
-
-
 def _explain(job: Job) -> Text:
     """A failure in full: where, why, and the traceback or the cell."""
-    failure, progress = job.progress.failure, job.progress
-    cell = f"code cell {progress.cell} of {progress.cells}, id '{failure.cell_id}'\n" if failure.cell_id else ""
-    heading = (f"\nFAILED  {job.notebook.path}\n", "bold red")
-    return Text.assemble(heading, (cell, "bold"), f"{failure.reason}\n\n", Text.from_ansi(failure.details))
+    heading = Text(f"\nFAILED  {job.notebook.path}\n", "bold red")
+    cell = job.progress.cell
+    if cell is None:
+        return heading + Text(job.progress.failure)
+    tracebacks = ["\n".join(output.traceback) for output in cell.outputs if output.output_type == "error"]
+    details = Text.from_ansi(tracebacks[-1] if tracebacks else cell.source)
+    return Text.assemble(heading, (f"cell {cell.get('id')!r}\n", "bold"), f"{job.progress.failure}\n\n", details)
 
 
 def _summary(jobs: list[Job]) -> Table:
@@ -203,17 +172,13 @@ def _summary(jobs: list[Job]) -> Table:
     for name in ("topic", "title", "status", "seconds / budget", "peak memory"):
         table.add_column(name, no_wrap=name != "title")
     for job in jobs:
-        progress, budget = job.progress, job.notebook.budget_seconds
-        failed_in = f" ({progress.failure.cell_id})" if progress.failure and progress.failure.cell_id else ""
-        seconds = f"{progress.seconds:.1f}" if progress.seconds else ""
-        if seconds and budget:
-            seconds += f" / {budget:g}"
+        budget = f" / {job.notebook.budget_seconds:g}" if job.notebook.budget_seconds else ""
         table.add_row(
-            job.notebook.topic or "",
+            job.notebook.topic,
             job.notebook.title,
-            "\n".join([job.status + failed_in, *job.notes]),
-            seconds,
-            f"{progress.peak / 1e9:.2f} GB" if progress.peak else "",
-            style=STYLES.get(job.status, "dim"),
+            "\n".join([job.status, *job.notes]),
+            f"{job.progress.seconds:.1f}{budget}",
+            f"{job.progress.peak / 1e9:.2f} GB",
+            style=STYLES[job.status],
         )
     return table

@@ -35,7 +35,7 @@ def select(names: list[str], syllabus: Syllabus) -> list[Selected]:
     raises SelectionError for any other name that means nothing.
     """
     known = {
-        topic.path.resolve(): Selected(number, topic.title, topic.path.resolve(), topic.budget_seconds)
+        topic.path: Selected(number, topic.title, topic.path, topic.budget_seconds)
         for number, topic in syllabus.topics.items()
     }
     by_number = {selected.topic: selected for selected in known.values()}

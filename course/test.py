@@ -13,7 +13,6 @@ topic that is an option's value stands behind a =, as in --ignore=tests/test_run
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import sys
@@ -22,12 +21,11 @@ import time
 from course import syllabus
 from course.environment import ROOT
 from course.processes import share_of_cores, subprocess_status
-from course.selection import Selected, SelectionError, select
+from course.selection import SelectionError, select
 
 TAKES_EXTRA_ARGUMENTS = True
 ALL = "--all"
-ABOUT_ONE = ["*test_notebooks.py", "*test_15_*.py", "*test_checks_15_*.py"]
-ELSEWHERE = [f"*test_{name}.py" for name in ("nbgrader", "grade_elsewhere", "jupyterlab", "offline", "site")]
+ONLY_ALL = ("notebooks", "15_*", "checks_15_*", "nbgrader", "grade_elsewhere", "jupyterlab", "offline", "site")
 WORKERS = 3  # on two cores: tests of processes wait more than they compute
 WORKERS_FOR_ALL = 2  # editions on the pretended accelerator only compute
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
@@ -44,12 +42,12 @@ def main(args: argparse.Namespace) -> int:
     """Run pytest; returns its exit status (5, no tests found, is a failure like any other), 2 for wrong usage."""
     start = time.monotonic()
     try:
-        arguments = pytest_arguments(*_split(args.extra))
+        arguments = pytest_arguments(args.extra)
     except (SelectionError, syllabus.SyllabusError) as error:
         print(f"test: {error}", file=sys.stderr)
         return 2
     # tests that call `python -m course` are in the environment already and must install nothing
-    env = {**os.environ, **share_of_cores(_workers(args.extra)), "COURSE_ENV": "current"}
+    env = {**os.environ, **share_of_cores(WORKERS), "COURSE_ENV": "current"}
     env["COURSE_DATA"] = os.environ.get("COURSE_DATA") or "sample"
     env.setdefault("COURSE_TIMING", "rough")  # nobody reads the times
     status = subprocess_status([sys.executable, "-m", "pytest", *arguments], env)
@@ -60,47 +58,31 @@ def main(args: argparse.Namespace) -> int:
     return status
 
 
-def _workers(extra: list[str]) -> int:
-    return WORKERS_FOR_ALL if ALL in extra else WORKERS
+def pytest_arguments(given: list[str]) -> list[str]:
+    """What pytest gets: the options of this project, what to test, and what is given beside notebooks.
 
-
-def _split(arguments: list[str]) -> tuple[list[Selected], list[str]]:
-    """The notebooks that are named, and what is pytest's. Raises SelectionError."""
-    names = [argument for argument in arguments if re.fullmatch(r"\d+-\d+|[^-].*\.ipynb", argument)]
-    rest = [argument for argument in arguments if argument not in names]
-    for argument in rest:
+    To be tested is what is about the notebooks that are named; without any the paths that are given, and if there is no
+    path all there is. Raises SelectionError.
+    """
+    names = [argument for argument in given if re.fullmatch(r"\d+-\d+|[^-].*\.ipynb", argument)]
+    extra = [argument for argument in given if argument not in (*names, ALL)]
+    for argument in extra:
         if re.fullmatch(r"[^-].*\.py(::.*)?", argument) and not _is_path(argument):
             raise SelectionError(f"there is no file {argument.split('::')[0]}.")  # pytest's workers don't name it
-    notebooks = select(names, syllabus.load()) if names else []
-    for notebook in notebooks:
+    arguments = [*NBVAL, "-n", str(WORKERS_FOR_ALL if ALL in given else WORKERS), *XDIST]
+    for notebook in select(names, syllabus.load()) if names else []:
         if not notebook.path.is_file():
             raise SelectionError(f"{notebook.label} is not written yet: python -m course new {notebook.label}")
-    return notebooks, rest
-
-
-def pytest_arguments(notebooks: list[Selected], extra: list[str]) -> list[str]:
-    """What pytest gets: the options of this project, what to test, and `extra`.
-
-    To be tested is what is about `notebooks`; without any what `extra` names, and if it names no path all there is.
-    """
-    arguments = [
-        "-p",
-        "course.fast_start",
-        *NBVAL,
-        *(["-n", str(_workers(extra)), *XDIST] if importlib.util.find_spec("xdist") else []),
-    ]
-    for notebook in notebooks:
-        paths = [notebook.path, ROOT / "tests" / "test_notebooks.py"]
-        if notebook.topic:
-            number = notebook.topic.replace("-", "_")
-            paths += sorted([*ROOT.glob(f"tests/test_checks_{number}*.py"), *ROOT.glob(f"tests/test_{number}_*.py")])
+        number = (notebook.topic or "none").replace("-", "_")
+        tests = [*ROOT.glob(f"tests/test_checks_{number}*.py"), *ROOT.glob(f"tests/test_{number}_*.py")]
+        paths = [notebook.path, ROOT / "tests" / "test_notebooks.py", *sorted(tests)]
         arguments += [*map(str, paths), "--notebook", str(notebook.path)]
-    if not notebooks and not any(map(_is_path, extra)):
+    if not names and not any(map(_is_path, extra)):
         everything = [selected.path for selected in select([], syllabus.load()) if selected.path.is_file()]
         everything += sorted((ROOT / "templates").glob("*.ipynb"))
-        left_out = [] if ALL in extra else [f"--ignore-glob={files}" for files in ABOUT_ONE + ELSEWHERE]
+        left_out = [] if ALL in given else [f"--ignore-glob=*test_{name}.py" for name in ONLY_ALL]
         arguments += ["tests", *left_out, *map(str, everything)]
-    return [*arguments, *(argument for argument in extra if argument != ALL)]
+    return [*arguments, *extra]
 
 
 def _is_path(argument: str) -> bool:

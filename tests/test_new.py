@@ -25,12 +25,12 @@ def syllabus_file(tmp_path):
     text = REAL.path.read_text(encoding="utf-8").replace('status = "draft"\n', "")
     (folder / "syllabus.toml").write_text(text, encoding="utf-8", newline="\n")
     shutil.copytree(ROOT / "templates", tmp_path / "templates", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    lint.write_readme(load(folder / "syllabus.toml"))
+    lint.lint_pages(load(folder / "syllabus.toml"), write=True)
     return folder / "syllabus.toml"
 
 
 def complaints(syllabus_file):
-    return [str(finding) for finding in lint.lint_repository(syllabus_file.parents[1], load(syllabus_file))]
+    return [": ".join(finding) for finding in lint.lint_repository(syllabus_file.parents[1], load(syllabus_file))]
 
 
 def markdown_of(topic):

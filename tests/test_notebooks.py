@@ -73,7 +73,7 @@ def test_edition_runs_unsolved_where_the_device_is_no_cpu(path):
         cells += [cell, copied(cell, "again")] if is_check(cell) else [cell]
     edition.cells = cells
     progress = execute_blocking(edition, path.parent, timeout=300, rehearse=True, env=IN_SHORT)
-    assert progress.failure is None, f"{path.name}, cell '{progress.failure.cell_id}': {progress.failure.reason}"
+    assert progress.failure is None, f"{path.name}, cell '{progress.cell.id}': {progress.failure}"
     for cell in filter(is_check, edition.cells):
         said = text_of(cell)
         (record,) = [found for output in cell.outputs if (found := output.get("metadata", {}).get("course"))]

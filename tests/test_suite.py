@@ -19,9 +19,7 @@ from packaging.utils import canonicalize_name
 from course import environment
 from course import test as course_test
 from course.environment import ROOT
-
-# --------------------------------------------------------------------------------------------------------------------
-# pytest
+from course.selection import Selected
 
 SOCKETS = ["from ipykernel import connect", "assert connect.get_connection_info(unpack=True)['transport'] == 'ipc'"]
 HANGS = "import threading\n\ndef test_hangs():\n    threading.Event().wait()\n"
@@ -48,10 +46,6 @@ def test_a_notebook_has_one_kernel_without_ports_and_a_test_that_hangs_ends_the_
     assert 'test_hangs.py", line 4' in said, "where it hangs"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the command
-
-
 @pytest.fixture
 def started(monkeypatch):
     """The pytest calls that the command makes instead of starting one; each ends with status 0."""
@@ -64,7 +58,7 @@ def run(*arguments):
     return course_test.main(argparse.Namespace(extra=list(arguments)))
 
 
-def test_everything_is_tested_unless_a_path_is_named(started, monkeypatch):
+def test_everything_is_tested_unless_a_path_is_named(started):
     run("-k", "cancel")
     run("--all", "-x")
     run("tests/test_cli.py::test_x", "-x")
@@ -72,14 +66,14 @@ def test_everything_is_tested_unless_a_path_is_named(started, monkeypatch):
     assert {"--nbval-lax", "-n", "tests"} <= set(usual)
     notebooks = {argument for argument in usual if argument.endswith(".ipynb")}
     assert notebooks == set(map(str, [*ROOT.glob("module_15_*/15-*.ipynb"), *ROOT.glob("templates/*.ipynb")]))
-    assert "--ignore-glob=*test_notebooks.py" in usual, "half an hour, for those who ask for --all"
+    left_out = {argument.partition("=*")[2] for argument in usual if argument.startswith("--ignore-glob=*")}
+    assert {"test_notebooks.py", "test_15_*.py", "test_site.py"} <= left_out, "half an hour, for --all"
+    assert all(any((ROOT / "tests").glob(name)) for name in left_out)
     assert usual[-2:] == ["-k", "cancel"]
     assert not any("ignore" in argument for argument in everything)
     assert "--all" not in everything, "pytest doesn't know it"
     assert "tests" not in narrowed
     assert narrowed[-2:] == ["tests/test_cli.py::test_x", "-x"]
-    monkeypatch.setattr(course_test.importlib.util, "find_spec", lambda _: None)
-    assert "-n" not in course_test.pytest_arguments([], []), "without xdist"
 
 
 def test_a_topic_is_its_notebook_its_executions_and_its_checks(started):
@@ -94,24 +88,30 @@ def test_a_topic_is_its_notebook_its_executions_and_its_checks(started):
 
 
 def test_what_cannot_be_tested_is_named(started, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        draft = course_test.Selected("15-11", "A draft", ROOT / "nowhere.ipynb")
-        patch.setattr(course_test, "select", lambda names, book: [draft])
-        assert run("15-11") == 2
     assert [run("15-77"), run("tests/test_nothing.py::test_it")] == [2, 2]
+    draft = Selected("15-11", "A draft", ROOT / "nowhere.ipynb")
+    monkeypatch.setattr(course_test, "select", lambda names, book: [draft])
+    assert run("15-11") == 2
     said = capsys.readouterr().err
     for phrase in ("15-11 is not written yet", "no topic 15-77", "no file tests/test_nothing.py"):
         assert phrase in said
     assert started == []
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, 0), (5, 5), (-9, 137)])
-def test_pytests_status_is_passed_on(monkeypatch, capsys, status, expected):
-    monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: status)
+@pytest.mark.parametrize(
+    ("status", "expected", "data", "used"), [(0, 0, "", "sample"), (5, 5, "full", "full"), (-9, 137, "auto", "auto")]
+)
+def test_pytest_gets_the_settings_of_tests_and_its_status_is_passed_on(
+    monkeypatch, capsys, status, expected, data, used
+):
+    settings = {}
+    monkeypatch.setattr(course_test, "subprocess_status", lambda command, env: settings.update(env) or status)
+    monkeypatch.setattr(os, "environ", {"COURSE_DATA": data})
     assert run("tests") == expected
-    assert capsys.readouterr().out.startswith(
-        "test: passed in" if status == 0 else f"test: failed (exit status {expected})"
-    )
+    assert settings.pop("OMP_NUM_THREADS") == str(max(1, os.cpu_count() // 3)), "workers share the cores"
+    assert settings == {"COURSE_DATA": used, "COURSE_ENV": "current", "COURSE_TIMING": "rough"}
+    outcome = "passed" if status == 0 else f"failed (exit status {expected})"
+    assert capsys.readouterr().out.startswith(f"test: {outcome} in")
 
 
 STUBBORN = """
@@ -144,10 +144,6 @@ def test_a_program_ends_with_us_when_we_are_asked_to(program, last_words):
         process.terminate()
         assert process.wait(30) == 143
         assert process.stdout.read() == last_words, "or the program still has our pipe"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# CI, what is installed, the image
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a script for CI's shell")

@@ -54,7 +54,8 @@ class Cell:
         pairs = zip(self.blocks, self.blocks[1:], strict=False)
         # (level, text) of each
         self.headings = [(int(one.tag[1]), inner.content) for one, inner in pairs if one.type == "heading_open"]
-        self.prose = "" if self.is_code else self._prose()
+        # the Markdown without its code
+        self.prose = "" if self.is_code else re.sub(r"(`+).+?\1", "", self.source, flags=re.DOTALL)
         # (kind, what is stored about it) of each picture below the cell
         self.figures: list[tuple[str, dict]] = [
             (kind, output["metadata"].get(kind, {}))
@@ -65,20 +66,11 @@ class Cell:
 
     @property
     def tree(self) -> ast.Module:
-        """The parsed code; empty for Markdown, and where it isn't Python (the rule "syntax" says so)."""
+        """The parsed code; empty where it isn't Python (the rule "syntax" says so)."""
         try:
-            return ast.parse(self.source if self.is_code else "")
+            return ast.parse(self.source)
         except SyntaxError:
             return ast.parse("")
-
-    def _prose(self) -> str:
-        """The Markdown without its code."""
-        lines = self.source.split("\n")
-        for block in self.blocks:
-            if block.type in ("fence", "code_block") and block.map:
-                first, end = block.map
-                lines[first:end] = [""] * (end - first)
-        return re.sub(r"(`+).+?\1", "", "\n".join(lines))
 
 
 class Notebook:
@@ -98,14 +90,8 @@ class Notebook:
 
     def section(self, heading: str) -> str:
         """The prose from this H2 heading to the next."""
-        texts, inside = [], False
-        for cell in self.markdown:
-            for level, text in cell.headings:
-                if level == 2:
-                    inside = text == heading
-            if inside:
-                texts.append(cell.prose)
-        return "\n".join(texts)
+        prose = "\n".join(cell.prose for cell in self.markdown)
+        return "".join(re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", prose, re.DOTALL | re.MULTILINE))
 
 
 def first_line(text: str, width: int = 90) -> str:

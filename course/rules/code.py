@@ -15,7 +15,6 @@ ALLOWED = (
     "allowed are torch, torchvision, numpy, matplotlib, shared and the standard library, "
     "and anything within `try … except ImportError` in a cell with the tag `optional`"
 )
-FOLDED = '{"jupyter": {"source_hidden": true}, "tags": ["hide-input"]}'
 
 
 @rule("syntax")
@@ -51,10 +50,3 @@ def guard(notebook: Notebook) -> Iterator[Complaint]:
     if "course" in notebook.by_id and notebook.by_id["course"].source != GUARD:
         lines = textwrap.indent(GUARD, "    ")
         yield "course", f"must be these lines, for a reader who has the notebook alone:\n{lines}"
-
-
-@rule("folding")
-def folding(notebook: Notebook) -> Iterator[Complaint]:
-    for cell in notebook.code:
-        if cell.metadata.get("jupyter", {}).get("source_hidden", False) != ("hide-input" in cell.tags):
-            yield cell.id, f"is half folded; a folded cell has the metadata {FOLDED}"
