@@ -154,7 +154,7 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, ca
     )
     assert os.environ["PATH"].startswith(f"{python.parent}{os.pathsep}")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert cli.main(["setup"]) == 0, "in the environment itself nothing is handed over"
+    assert cli.main(["setup"]) == cli.main(["help", "setup"]) == 0, "in the environment itself nothing is handed over"
     monkeypatch.setattr(environment, "enter", lambda *_: pytest.fail("it has been set up first"))
     monkeypatch.setattr(cli, "run_command", lambda command, arguments: 5)
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name == "sphinx_book_theme" or None)

@@ -179,6 +179,7 @@ def test_clean_all_removes_the_environment_and_follows_no_link(root, tmp_path_fa
     ended = mock.patch.object(environment.shutil, "rmtree", side_effect=[None, KeyboardInterrupt])
     with ended, pytest.raises(KeyboardInterrupt):
         Environment(root).remove()
+    assert (root / ".venv/course.lock").exists(), "Windows removes no file that is open"
     assert Environment(root).remove(), "what is left is still known as ours"
     assert not (root / ".venv").exists()
     assert elsewhere.exists()
