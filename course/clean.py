@@ -13,8 +13,8 @@ from pathlib import Path
 from course.environment import ROOT, Environment
 
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
-# nothing is looked for in these: git's own, the environments, what students work on, data
-LEFT_ALONE = {".git", ".venv", ".site", "workbook", "full"}
+# nothing is looked for in these: git's own, the environments, what students work on
+LEFT_ALONE = {".git", ".venv", ".site", "workbook"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,8 @@ def main(args: argparse.Namespace) -> int:
     found = [ROOT / "executed"] if (ROOT / "executed").is_dir() else []
     for folder, names, _ in os.walk(ROOT):
         found += [Path(folder, name) for name in names if name in CACHES]
-        names[:] = [name for name in names if name not in CACHES | LEFT_ALONE]
-    for path in found:
+        names[:] = [name for name in names if name not in LEFT_ALONE]
+    for path in sorted(found, reverse=True):  # what is in a folder goes before it
         shutil.rmtree(path)
         print(f"removed {path.relative_to(ROOT)}")
     if args.all and Environment(ROOT).remove():

