@@ -5,10 +5,13 @@ environment (course/environment.py) and starts itself again in it. The commands 
 `add_arguments(parser)` and `main(args) -> int`.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
-import os
 import sys
+
+from course import environment
 
 COMMANDS = {
     "setup": "make the environment in .venv, or bring it up to date, and do nothing else",
@@ -43,7 +46,7 @@ The first command sets the environment up. `python -m course help COMMAND` shows
 )
 
 
-def run_command(command: str, arguments: "list[str]") -> int:
+def run_command(command: str, arguments: list[str]) -> int:
     """Import the command's module and run it; called in the environment."""
     module = importlib.import_module("course." + command)
     parser = argparse.ArgumentParser(
@@ -59,20 +62,17 @@ def run_command(command: str, arguments: "list[str]") -> int:
     return module.main(args)
 
 
-def main(argv: "list[str] | None" = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run one command and return its exit status (2: wrong usage, 130: interrupted)."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this very check is for the Pythons that are too old
         sys.stderr.write(
             f"This course needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable}).\n"
-            "Install a newer one and name it, e.g.:  "
-            "python3.12 -m course {0}   or   make {0} PYTHON=python3.12\n".format((sys.argv[1:] or ["lab"])[0])
+            "Install a newer one and name it, e.g.:  python3.12 -m course lab   or   make lab PYTHON=python3.12\n"
         )
         return 2
     for stream in (sys.stdout, sys.stderr):  # a console that can't show a sign must not end a run
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments else "help"
+        stream.reconfigure(errors="replace")
+    command, *arguments = arguments or ["help"]
     if command in ("-h", "--help", "help"):
         command, arguments = (arguments or ["help"])[0], ["--help"]
     if command == "help":
@@ -81,9 +81,6 @@ def main(argv: "list[str] | None" = None) -> int:
     if command not in COMMANDS:
         sys.stderr.write(f"There is no command '{command}'.\n\n{USAGE}\n")
         return 2
-
-    from course import environment
-
     try:
         return _in_environment(command, arguments)
     except environment.SetupError as error:
@@ -94,10 +91,8 @@ def main(argv: "list[str] | None" = None) -> int:
         return 130
 
 
-def _in_environment(command: str, arguments: "list[str]") -> int:
+def _in_environment(command: str, arguments: list[str]) -> int:
     """Run a command, in the environment if it needs that. Raises SetupError."""
-    from course import environment
-
     asks = bool({"-h", "--help"} & set(arguments))
     if asks and (command == "setup" or not environment.is_there()):  # to ask must install nothing
         print(f"{command}: {COMMANDS[command]}\n\nIts options, if any, are shown once `setup` has been run.")
@@ -108,16 +103,9 @@ def _in_environment(command: str, arguments: "list[str]") -> int:
     if command == "site" and importlib.util.find_spec("sphinx_book_theme"):
         return run_command(command, arguments)
     if command == "site" and not environment.is_there():  # whoever wants to look first must not wait for PyTorch
-        sys.stderr.write(environment.SITE_ADVICE + "\n")
-        return 1
-    # JupyterLab says so, too, but after the set-up and without the form that make needs
-    if command == "lab" and not asks and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
-        sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
-        return 2
-    if command != "clean":
-        status = environment.enter(command, arguments)
-        if status is not None:
-            return status
+        raise environment.SetupError(environment.SITE_ADVICE)
+    if command != "clean" and (status := environment.enter(command, arguments)) is not None:
+        return status
     if command == "setup":
         print(f"The environment is ready: {sys.prefix}, Python {sys.version.split()[0]}")
         return 0
@@ -125,4 +113,4 @@ def _in_environment(command: str, arguments: "list[str]") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

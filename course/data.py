@@ -22,13 +22,12 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     root, status, missing = data_root(), 0, {}
     try:
-        offers = {key: sources(facts, programs=True) for key, facts in ALL.items()}
+        offers = {facts.name: sources(facts, programs=True) for facts in ALL.values()}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     for facts in ALL.values():
         if args.fetch in (facts.key, "all"):
-            print(f"{facts.name}: looking in {root}, fetching what is missing", flush=True)
             try:
                 source = fetch(facts, programs=True)
                 print(f"{facts.name}: {f'fetched from {source} and verified' if source else 'already here, verified'}")
@@ -43,13 +42,11 @@ def main(args: argparse.Namespace) -> int:
                     state = f"{len(read(facts, *folder, split).labels):,} images, verified"
                 except FileNotFoundError:
                     state = "not here"
-                    missing[facts.key] = facts.name
+                    missing[facts.name] = offers[facts.name]
                 except DataError as error:
                     state = str(error)
                     status = 1
                 print(f"  {facts.name:13} {split:6} {kind:7} {state}")
-    for key, name in missing.items():
-        print(f"{name} would be fetched from, in this order:", *offers[key], sep="\n  ")
-    if missing and not args.fetch:
-        print(f"To fetch: python -m course data --fetch all (or {' or '.join(missing)})")
+    for name, addresses in missing.items():
+        print(f"{name} would be fetched (--fetch all) from, in this order:", *addresses, sep="\n  ")
     return status

@@ -8,7 +8,6 @@ needed. Files of ours:
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
     .venv/course-stamp.json     what is installed; without a digest while something is being installed
     .venv/course.lock           held (by the system, so never stale) while something is installed
-    .venv/pip.log               what pip said when it was called last
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -33,17 +31,17 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
-TELL_EVERY = 10.0  # seconds between two lines on how far pip is
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 
-PIP_ADVICE = """pip failed (exit status {status}). The end of what it said is above, all of it in {log}. Likely causes:
+PIP_ADVICE = """pip failed; what it said is above. Likely causes:
 - The package index can't be reached. Behind a proxy set HTTPS_PROXY; PIP_INDEX_URL names a mirror. If it is the one in
   COURSE_TORCH_INDEX, set that to "" once, for pip's own.
 - The disk is full: the CUDA build takes 6.3 GB, CPU-only wheels (COURSE_TORCH_INDEX=<their index>) about 1.5 GB.
 - There is no build of a pinned version for this Python and system; 3.11 to 3.13 have them all.
 Call the same command again; what was downloaded is kept."""
 
-NO_GPU = """No NVIDIA driver is here, so torch without CUDA does as well. To have that: Ctrl+C now, and then
+SIZE = """Installing what the course needs, 3 to 5 minutes on a fast line: with CUDA about 3 GB to download and 6 GB of
+disk. On Linux without a GPU 1.5 GB of disk do as well. To have that: Ctrl+C now, and then
     COURSE_TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab"""
 
 SITE_ADVICE = """The site needs Sphinx and a few more packages, but not PyTorch: half a minute on a fast line, 0.4 GB.
@@ -53,33 +51,9 @@ In the course's folder:
     .site/bin/python -m course site
 (On Windows: py -m venv .site, and .site\\Scripts\\python in place of .site/bin/python.)"""
 
-TORCH_ADVICE = """torch and torchvision don't import together. They must come from one index and belong together, as
-the pair in constraints.txt does. Let both be installed again: `python -m course clean --all`, then `setup`, if need be
-with COURSE_TORCH_INDEX set to the address of another index (CPU-only wheels, another CUDA)."""
-
 
 class SetupError(Exception):
     """The environment can't be made or used; the message says why and what to do."""
-
-
-def run(command: list[str], log: Path, progress: Callable[[], str]) -> int:
-    """Run a program whose output goes to `log`, and return its exit status. What `progress` says is told meanwhile."""
-    told, end = "", time.monotonic() + PIP_LIMIT
-    with log.open("wb") as file, subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PIP_USER": "0", "PIP_TARGET": ""},
-        stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        try:
-            while time.monotonic() < end:
-                try:
-                    return process.wait(TELL_EVERY)
-                except subprocess.TimeoutExpired:
-                    if (line := progress()) != told:
-                        say(line)
-                        told = line
-            raise SetupError(f"{' '.join(command[:4])} took more than {PIP_LIMIT // 3600} hours and was ended.")
-        finally:
-            process.kill()  # after Ctrl-C, say
 
 
 def end_of(process: subprocess.Popen) -> int:
@@ -91,27 +65,11 @@ def end_of(process: subprocess.Popen) -> int:
             continue
 
 
-def probe(python: Path, code: str, timeout: float = 30) -> tuple[int, str]:
-    """Run a line of Python; returns its exit status and what it printed or why it could not."""
-    try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", timeout=timeout, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, done.stdout.strip()
-
-
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`, as SQLite holds a database: on every system, and never after this process's end.
-
-    SetupError if another process holds it, or it can't be written or is something else.
-    """
-    with contextlib.ExitStack() as stack:
+    """Hold the lock file at `path`, as SQLite holds a database: on every system, and never after this process's end."""
+    with contextlib.closing(sqlite3.connect(path, timeout=1)) as database:
         try:
-            database = stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)))
             database.executescript("PRAGMA journal_mode = OFF; BEGIN EXCLUSIVE")  # without a second file
         except sqlite3.Error as error:
             raise SetupError(
@@ -136,7 +94,6 @@ class Environment:
         self.marker = self.folder / "made-by-course.json"
         self.stamp = self.folder / "course-stamp.json"
         self.lock = self.folder / "course.lock"
-        self.log = self.folder / "pip.log"
         self.index = read_json(self.stamp).get("index", "") if index is None else index
 
     def broken(self) -> str | None:
@@ -145,13 +102,15 @@ class Environment:
             return "there is none yet"
         if read_json(self.marker).get("root") != str(self.root):
             return "the folder has been moved or copied"
-        # where it was made for another version of Python there is no pip
-        status, said = probe(self.python, "import sys, pip; assert sys.version_info >= (3, 11); print(sys.prefix)")
-        # the folder, not the file: .venv/bin/python is a link to the system's
-        if status or Path(said).resolve() != self.folder.resolve():
-            said = (said or "it says nothing").splitlines()[-1]
-            return f"its Python doesn't start there, isn't 3.11 or newer or has no pip ({said})"
-        return None
+        # no pip: it was made for another version of Python; another prefix: without its pyvenv.cfg it is the system's
+        code = "import os, sys, pip; sys.exit(not os.path.samefile(sys.prefix, sys.argv[1]))"
+        try:
+            status = subprocess.call(
+                [self.python, "-I", "-c", code, self.folder], stderr=subprocess.DEVNULL, timeout=60
+            )
+        except OSError:
+            status = 1
+        return "its Python doesn't start there or has no pip" if status else None
 
     def digest(self, tools: bool) -> str:
         """A hash of everything that decides what is installed."""
@@ -216,63 +175,37 @@ class Environment:
         write_whole(self.marker, json.dumps({"root": str(self.root)}))
         write_whole(self.stamp, json.dumps({"index": self.index}))
         if reason:
-            self._make(reason)
-            free = shutil.disk_usage(self.folder).free / 1e9
-            say(
-                "Installing what the course needs, 3 to 5 minutes on a fast line. With CUDA it takes about 3 GB to "
-                f"download and 6 GB of disk, without it 1.5 GB of disk; {free:.0f} GB are free."
-            )
-            if not self.index and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
-                say(NO_GPU)
+            base = sys._base_executable  # not the one in .venv, which goes
+            say(f"Making the environment {self.folder} with {base}: {reason}.")
+            self._empty()
+            if self._run([base, "-I", "-m", "venv", str(self.folder)]) or self.broken():
+                raise SetupError(
+                    f"`{base} -m venv` failed. On Debian and Ubuntu install the package python3-venv (or "
+                    "python3.12-venv, the version that you use)."
+                )
+            if not self.index:
+                say(SIZE)
         wanted = TOOLS if self.tools else REQUIREMENTS
-        say(f"pip installs what {wanted} asks for; what it says is in {self.log}.")
+        say(f"pip installs what {wanted} asks for.")
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             say(f'torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX="".')
             torch = [line for line in requirements(self.root) if re.match(r"torch(vision)?\b", line)]
             self._pip("--no-deps", "--index-url", self.index, *torch)
         self._pip("-r", wanted)
-        # wheels from two indexes install well and break here
-        status, said = probe(self.python, "import torch, torchvision; from torchvision.ops import nms", timeout=300)
-        if status:
-            raise SetupError("\n".join([*said.splitlines()[-8:], "", TORCH_ADVICE]))
         write_whole(self.stamp, json.dumps({"digest": self.digest(self.tools), "index": self.index}))
-
-    def _make(self, reason: str) -> None:
-        """A fresh virtual environment in the folder, from the Python below the running one."""
-        base = getattr(sys, "_base_executable", None) or sys.executable
-        say(f"Making the environment {self.folder} with {base}: {reason}.")
-        self._empty()
-        if run([base, "-I", "-m", "venv", str(self.folder)], self.log, lambda: "") or self.broken():
-            raise SetupError(
-                f"{self._said()[-2000:]}\n\n`{base} -m venv` failed. On Debian and Ubuntu install the package "
-                "python3-venv (or python3.12-venv, the version that you use)."
-            )
 
     def _pip(self, *arguments: str) -> None:
         """pip install, in the versions of constraints.txt if it is there."""
-        command = [str(self.python), "-I", "-m", "pip", "install", "--disable-pip-version-check"]
-        options = ["--no-input", "--progress-bar", "off"]
+        command = [str(self.python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        command.append("--no-user")  # which Gitpod, for one, has made the default
         pins = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
-        before = self._packages()
+        if self._run([*command, *arguments, *pins]):
+            raise SetupError(PIP_ADVICE)
 
-        def progress() -> str:
-            said = self._said()
-            if names := re.search(r"^Installing collected packages: (.*)", said, re.MULTILINE):
-                return f"{len(self._packages() - before)} of {len(names[1].split(','))} packages are in place"
-            return ["", *re.findall(r"^ *(Downloading .*)", said, re.MULTILINE)][-1]
-
-        status = run([*command, *options, *arguments, *pins], self.log, progress)
-        if status:
-            raise SetupError(f"{self._said()[-2000:]}\n\n{PIP_ADVICE.format(status=status, log=self.log)}")
-
-    def _packages(self) -> set[Path]:
-        places = ("lib/python3*/site-packages", "Lib/site-packages")  # the second one on Windows
-        return {path for place in places for path in self.folder.glob(f"{place}/*.dist-info")}
-
-    def _said(self) -> str:
-        """What pip or venv has said."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
+    def _run(self, command: list[str]) -> int:
+        """The exit status of a program that says on stderr what it has to say: stdout belongs to the command."""
+        return subprocess.call(command, cwd=self.root, stdout=sys.stderr, timeout=PIP_LIMIT)
 
 
 def requirements(root: Path) -> list[str]:
@@ -318,12 +251,10 @@ def enter(command: str, arguments: list[str]) -> int | None:
                 "Install them in it (pip install -r requirements.txt), or unset COURSE_ENV to have .venv made."
             )
         # kernels start in other folders and this Python may not have the project installed
-        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         return None
     if choice:
         raise SetupError(f"COURSE_ENV={choice!r} is not known. Use COURSE_ENV=current, or unset it to have .venv made.")
-    os.environ.pop("PYTHONHOME", None)  # which would lead the Python of .venv elsewhere, and that one back here
     needs_tools = command in NEED_TOOLS and not {"-h", "--help"} & set(arguments)
     made = Environment(ROOT, os.environ.get("COURSE_TORCH_INDEX"), tools=needs_tools)
     python = made.ensure()
@@ -344,6 +275,6 @@ def say(text: str) -> None:
 
 def read_json(path: Path) -> dict[str, str]:
     """The object in a small file of ours; empty if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
     return {}

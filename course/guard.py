@@ -35,12 +35,10 @@ STUDENTS_CURE = "run `%pip install -r requirements.txt` in the course's folder (
 
 
 def for_students(source: str, address: str = "") -> str:
-    """A cell's source; if it has the guard, that is now the one of notebooks that are handed out.
+    """A cell's source with another guard: one that names the students' way to get the course, and fetches it.
 
-    It takes the course from `address` if no wheel lies beside the notebook, and names the students' way to get it.
+    It takes the course from `address` if no wheel lies beside the notebook.
     """
-    if GUARD not in source:
-        return source
     found_at = f"from {address}" if address else "where you got this notebook"
     lines = GUARD.replace(CURE, STUDENTS_CURE.format(source=found_at))
     if address:

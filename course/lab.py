@@ -48,13 +48,12 @@ def main(args: argparse.Namespace) -> int:
         sys.executable, "-m", "jupyterlab", "--log-level=ERROR", "--LabApp.log_level=ERROR",
         f"--ServerApp.root_dir={page.parent}", f"--LabApp.default_url=/lab/tree/{page.name}", *args.extra,
     ]  # fmt: skip
-    # lab_settings leaves out the question about news, and nbgrader's buttons, which are for instructors: *Validate*
-    # finds nothing wrong with what nobody has tried
-    settings = [str(SETTINGS), *filter(None, os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep))]
     environment = {
         **os.environ,
         "JUPYTER_PREFER_ENV_PATH": "1",  # this Python's kernel goes before one of that name that a user installed
-        "JUPYTER_CONFIG_PATH": os.pathsep.join(settings),
+        # which leaves out the question about news, and nbgrader's buttons, which are for instructors: *Validate* finds
+        # nothing wrong with what nobody has tried
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, [str(SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH")])),
         # which tabs are open is kept in the folder, so that it doesn't open those of another one
         "JUPYTERLAB_WORKSPACES_DIR": str(page.parent / ".jupyterlab"),
     }
@@ -73,6 +72,5 @@ def running(page: Path) -> str:
             with contextlib.suppress(OSError):
                 host = urllib.parse.urlsplit(server["url"]).hostname
                 socket.create_connection((host, server["port"]), timeout=3).close()
-                token = f"?token={server['token']}" if server["token"] else ""
-                return f"{server['url']}lab/tree/{urllib.parse.quote(page.name)}{token}"
+                return f"{server['url']}lab/tree/{page.name}?token={server['token']}"
     return ""

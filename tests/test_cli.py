@@ -3,9 +3,9 @@
 import argparse
 import ast
 import importlib
+import io
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -27,20 +27,21 @@ runpy.run_module("course", run_name="__main__")
 """
 
 
-def bare(*arguments):
+def bare(*arguments, chosen=""):
     """In a clone whose .venv isn't ready: none was made with this index."""
     answer = subprocess.run(
         [sys.executable, "-I", "-S", "-c", BARE, "-m", "course", *arguments], cwd=ROOT, timeout=60, check=False,
-        env={**os.environ, "COURSE_ENV": "", "COURSE_TORCH_INDEX": "http://127.0.0.1:9/none"},
+        env={**os.environ, "COURSE_ENV": chosen, "COURSE_TORCH_INDEX": "http://127.0.0.1:9/none"},
         capture_output=True, text=True, encoding="utf-8",
     )  # fmt: skip
     return answer.returncode, answer.stdout + answer.stderr
 
 
 def test_to_ask_for_help_installs_nothing():
-    status, said = bare("help")
-    assert status == 0
-    assert all(command in said for command in cli.COMMANDS)
+    for arguments in ((), ("-h",), ("--help",), ("help",)):
+        status, said = bare(*arguments)
+        assert status == 0
+        assert all(command in said for command in cli.COMMANDS)
     for arguments in (("grade", "--help"), ("help", "lab"), ("help", "setup")):
         status, said = bare(*arguments)
         assert status == 0, said
@@ -49,20 +50,29 @@ def test_to_ask_for_help_installs_nothing():
 
 
 def test_to_look_at_the_site_first_nobody_waits_for_pytorch():
-    status, said = bare("site")
-    assert status == 1
-    assert said == environment.SITE_ADVICE + "\n"
+    assert bare("site") == (1, f"\n{environment.SITE_ADVICE}\n")
     assert "## Look first" in (ROOT / "README.md").read_text(encoding="utf-8")
     wanted = (ROOT / "requirements-site.txt").read_text(encoding="utf-8")
     assert "torch" not in wanted.replace("PyTorch", "")
 
 
 def test_too_old_a_python_is_told_so(monkeypatch, capsys):
-    for file in ("__main__.py", "environment.py", "__init__.py"):
+    for file in ("__main__.py", "environment.py", "files.py", "__init__.py"):
         ast.parse((ROOT / "course" / file).read_text(encoding="utf-8"), feature_version=(3, 8))
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     assert cli.main(["run"]) == 2
     assert "needs Python 3.11" in capsys.readouterr().err
+    status, said = bare("lab", chosen="current")
+    assert status == 1
+    assert "packaging is missing" in said
+
+
+def test_a_console_that_cannot_show_a_sign_ends_nothing(monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", console)
+    assert cli.main(["läb"]) == 2
+    console.seek(0)
+    assert "There is no command 'l?b'" in console.read()
 
 
 @pytest.mark.parametrize(
@@ -85,15 +95,28 @@ def test_what_ends_a_command_is_a_message_not_a_traceback(monkeypatch, capsys, c
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in ("help", "setup")])
-def test_each_command_explains_itself_and_has_a_make_target(name, capsys):
+def test_each_command_explains_itself(name, capsys, monkeypatch):
+    monkeypatch.setenv("COURSE_ENV", "current")
     with pytest.raises(SystemExit) as ended:
-        cli.run_command(name, ["--help"])
+        cli.main(["help", name])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: python -m course {name} ")
     assert importlib.import_module(f"course.{name}").__doc__.strip().splitlines()[0] in printed
-    line = rf"^{name}:\n\t@\$\(PYTHON\) -m course {name}( --\w+( all)?| .\$\(SUBMISSIONS\).)? \$\(ARGS\)$"
-    assert re.search(line, (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_each_command_is_a_target_of_make():
+    more = {"data": " --fetch all", "lint": " --ruff", "grade": ' "$(SUBMISSIONS)"'}
+    rules = [f"{name}:\n\t@$(PYTHON) -m course {name}{more.get(name, '')} $(ARGS)" for name in cli.COMMANDS]
+    assert set(rules) <= set((ROOT / "Makefile").read_text(encoding="utf-8").strip().split("\n\n"))
+
+
+def test_only_what_a_command_does_not_know_goes_to_the_program_that_it_starts(monkeypatch):
+    monkeypatch.setattr(lab, "main", lambda args: (args.output, args.extra))
+    assert cli.run_command("lab", ["--output", "w", "--port=1", "--out", "x"]) == (
+        Path("w"),
+        ["--port=1", "--out", "x"],
+    )
 
 
 @pytest.mark.parametrize("can_exec", [True, False], ids=["POSIX", "Windows"])
@@ -102,6 +125,7 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, ca
     tools, started = [], []
 
     def ensure(made):
+        assert made.index == "http://localhost/cpu"
         tools.append(made.tools)
         return python
 
@@ -120,18 +144,23 @@ def test_a_command_is_started_again_in_the_environment(monkeypatch, tmp_path, ca
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    monkeypatch.setenv("PYTHONHOME", "/elsewhere")
     monkeypatch.delenv("COURSE_ENV", raising=False)
-    commands = [["run", "15-01"], ["run", "--help"], ["workbook"]]
+    monkeypatch.setenv("COURSE_TORCH_INDEX", "http://localhost/cpu")
+    commands = [["run", "15-01"], ["test"], ["lint"], ["run", "--help"], ["workbook"]]
     for command in commands:
         with pytest.raises(SystemExit, match="7"):
             sys.exit(cli.main(command))
     assert started == [[str(python), "-m", "course", *command] for command in commands]
-    assert tools == [True, False, False], "maintainers' tools are installed to use them, not to ask for help"
-    assert "PYTHONHOME" not in os.environ
+    assert tools == [True, True, True, False, False], (
+        "maintainers' tools are installed to use them, not to ask for help"
+    )
     assert os.environ["PATH"].startswith(f"{python.parent}{os.pathsep}")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert cli.main(["setup"]) == 0, "in the environment itself nothing is handed over"
+    assert cli.main(["setup"]) == cli.main(["help", "setup"]) == 0, "in the environment itself nothing is handed over"
+    monkeypatch.setattr(environment, "enter", lambda *_: pytest.fail("it has been set up first"))
+    monkeypatch.setattr(cli, "run_command", lambda command, arguments: 5)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: name == "sphinx_book_theme" or None)
+    assert [cli.main([command]) for command in ("site", "clean")] == [5, 5]
 
 
 @pytest.fixture
@@ -143,6 +172,7 @@ def opened(monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "subprocess_status", lambda command, env: started.append((command, env)) or 0)
     monkeypatch.setattr(lab.webbrowser, "open", addresses.append)
     monkeypatch.setattr(lab.workbook, "make", lambda notebooks, folder: 0)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", os.pathsep.join(("/a/hub's", "/another")))
 
     def call(*arguments, folder=tmp_path / "w"):
         return lab.main(argparse.Namespace(output=folder, extra=list(arguments))), started, addresses
@@ -157,9 +187,14 @@ def test_lab_opens_the_workbook_and_passes_options_on(opened, tmp_path):
     assert command[1:3] == ["-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
     assert f"--ServerApp.root_dir={(tmp_path / 'w').resolve()}" in command
+    assert "--LabApp.default_url=/lab/tree/00_START_HERE.ipynb" in command
     assert env["JUPYTER_PREFER_ENV_PATH"] == "1"
-    settings = Path(env["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0], "labconfig", "page_config.json")
-    disabled = json.loads(settings.read_text(encoding="utf-8"))
+    assert env["JUPYTERLAB_WORKSPACES_DIR"] == str((tmp_path / "w" / ".jupyterlab").resolve()), (
+        "not another folder's tabs"
+    )
+    ours, *theirs = env["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert theirs == ["/a/hub's", "/another"]
+    disabled = json.loads(Path(ours, "labconfig", "page_config.json").read_text(encoding="utf-8"))
     assert disabled["disabledExtensions"]["@jupyter/nbgrader"], "students need no instructor's buttons"
 
 
@@ -195,36 +230,24 @@ def test_where_no_workbook_can_be_is_said(opened, tmp_path, capsys):
 
 
 def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
-    made = ["executed/a.ipynb", "shared/__pycache__/a.pyc", ".ruff_cache/x", "module/.ipynb_checkpoints/a.ipynb"]
+    made = [
+        "executed/.ipynb_checkpoints/a.ipynb",
+        "shared/__pycache__/a.pyc",
+        ".ruff_cache/x",
+        "module/.ipynb_checkpoints/a.ipynb",
+    ]
     kept = [
         "workbook/mine.ipynb", "workbook/.ipynb_checkpoints/mine.ipynb", "datasets/full/x.npy", "datasets/sample.npy",
-        ".venv/lib/__pycache__/a.pyc", ".git/__pycache__/a", "shared/a.py",
+        ".venv/lib/__pycache__/a.pyc", ".git/__pycache__/a", "shared/a.py", ".site/__pycache__/a.pyc",
     ]  # fmt: skip
     for name in made + kept:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     monkeypatch.setattr(clean, "ROOT", tmp_path)
     assert clean.main(argparse.Namespace(all=False)) == 0
-    assert capsys.readouterr().out.count("removed ") == 4
-    if os.name == "posix":
-        (tmp_path / "executed").symlink_to(tmp_path / "datasets")  # to a larger disk, say
-        assert clean.main(argparse.Namespace(all=False)) == 0
-        assert not (tmp_path / "executed").is_symlink()
+    assert capsys.readouterr().out.count("removed ") == 5
     assert not any((tmp_path / name).exists() for name in made)
     assert all((tmp_path / name).exists() for name in kept)
-
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    (tmp_path / "executed").mkdir()
-    monkeypatch.setattr(clean.shutil, "rmtree", refuse)
-    assert clean.main(argparse.Namespace(all=False)) == 1
-    assert f"{tmp_path / 'executed'} can't be removed: Permission denied" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.name != "posix", reason="root is POSIX's")
-def test_root_learns_at_once_what_make_lab_needs(monkeypatch, capsys):
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("course.environment.enter", lambda *_: pytest.fail("it was set up first"))
-    assert cli.main(["lab"]) == 2
-    assert 'make lab ARGS="--allow-root"' in capsys.readouterr().err
+    (tmp_path / ".venv/made-by-course.json").touch()
+    assert clean.main(argparse.Namespace(all=True)) == 0
+    assert not (tmp_path / ".venv").exists()

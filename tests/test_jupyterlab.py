@@ -31,7 +31,7 @@ from pathlib import Path
 from course import syllabus
 syllabus.SYLLABUS_FILE = Path(sys.argv.pop(1))
 from course.__main__ import main
-sys.exit(main())
+sys.exit(main(sys.argv[1:]))
 """
 CELLS = ("title", "setup", "ex-mae-task", "ex-mae", "ex-mae-check")
 ANSWER, CHECK, LAST = 3, 4, 5  # places
