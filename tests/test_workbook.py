@@ -1,5 +1,6 @@
 """The student edition: what is taken out, what is refused, and what becomes of a student's work when it is renewed."""
 
+import argparse
 import copy
 import os
 import shutil
@@ -17,9 +18,9 @@ from course import renewing, workbook
 from course.edition import EditionError, solutions, student_edition, unlink_missing
 from course.exercise_form import answer_metadata, check_metadata
 from course.files import NotWritableError
-from course.renewing import EARLIER, RECORD, write_edition
+from course.renewing import EARLIER, RECORD, fingerprint, write_edition
 from course.selection import Selected
-from course.syllabus import load
+from course.start_page import NAME as START_PAGE
 
 # --------------------------------------------------------------------------------------------------------------------
 # no solutions
@@ -207,13 +208,19 @@ def runs_to_the_end(notebook):
     runs(notebook).cells.append(new_code_cell(""))  # Shift+Enter in the last cell
 
 
+def loses_ids(notebook):
+    for cell in notebook.cells:
+        del cell["id"]
+    notebook.nbformat_minor = 4
+
+
 def reformats(notebook):
     notebook.cells[0].metadata["collapsed"] = True
     for cell in notebook.cells:
         cell.source = cell.source.replace("\n", "  \n") + " \n"
 
 
-@pytest.mark.parametrize("change", [runs_to_the_end, reformats])
+@pytest.mark.parametrize("change", [runs_to_the_end, reformats, loses_ids])
 def test_a_file_in_which_nobody_wrote_is_renewed(book, change):
     saved = book.work(change)
     before = book.path.stat().st_mtime_ns
@@ -223,6 +230,9 @@ def test_a_file_in_which_nobody_wrote_is_renewed(book, change):
 
     new = edition("v2", demo="print(2)", answer=WITH_TIMES)
     assert book.renew(to=new) == "renewed."
+    cell_of(new, "check").metadata.nbgrader.points = 30
+    assert book.renew(to=new) == "renewed."
+    assert cell_of(book.read(), "check").metadata.nbgrader.points == 30
     shown = [text.rstrip().replace("  \n", "\n") for text in book.sources().values()]
     assert shown == [cell.source for cell in new.cells]
     assert list(book.folder.iterdir()) == [book.path]
@@ -243,7 +253,6 @@ def test_a_students_work_goes_along_and_the_file_as_it_was_is_kept(book):
     )
     new = edition("v2", demo="print(2)")
     new.cells.insert(2, new_markdown_cell("An addition", id="addition"))
-    cell_of(new, "check").metadata.nbgrader.points = 30
     told = book.renew(to=new)
     renewed = book.read()
     ids = ["own-1", "title", "answer", "own-2", "own-3", "addition", "check", "demo", "own-note", "last", "own-4"]
@@ -255,7 +264,6 @@ def test_a_students_work_goes_along_and_the_file_as_it_was_is_kept(book):
     for cell_id in ("answer", "check", "last", "own-1"):
         assert cell_of(renewed, cell_id).outputs[0].text == f"output of {cell_id}\n"
     assert (cell_of(renewed, "demo").outputs, cell_of(renewed, "demo").execution_count) == ([], None)
-    assert cell_of(renewed, "check").metadata.nbgrader.points == 30
     (kept,) = (book.folder / EARLIER).iterdir()
     assert kept.read_bytes() == mine
     assert told == (
@@ -301,12 +309,6 @@ def test_lesson_cells_that_only_one_side_has(book):
     assert list(book.sources().values()) == ["v3", MINE, "print('last')"]
 
 
-def loses_ids(notebook):
-    for cell in notebook.cells:
-        del cell["id"]
-    notebook.nbformat_minor = 4
-
-
 def has_an_id_twice(notebook):
     notebook.cells[4].id = "title"
 
@@ -343,13 +345,12 @@ def test_copies_and_parts_of_a_cell_are_the_students(book):
     assert book.sources()["answer"] == "def double(x):\n    return helper(x) + x"
 
 
-@pytest.mark.parametrize(
-    "record", [None, [], {"digest": 1}, {"digest": "x", "cells": None}, {"digest": "x", "cells": {"demo": []}}]
-)
-def test_if_nobody_knows_what_was_handed_out_all_that_differs_counts_as_the_students(book, record):
-    mine = book.work(
-        lambda notebook: notebook.metadata.update({RECORD: record}), adds("own", "demo", id="own"), answer=MINE
-    )
+def test_what_a_file_has_on_record_is_understood_by_every_later_course():
+    assert fingerprint(new_code_cell("x = 1  \n\ny = 2\n")) == "bdb3be0a1e088574"
+
+
+def test_if_nobody_knows_what_was_handed_out_all_that_differs_counts_as_the_students(book):
+    mine = book.work(lambda notebook: notebook.metadata.pop(RECORD), adds("own", "demo", id="own"), answer=MINE)
     told = book.renew("v2", demo="print(2)")
     assert [book.sources()[name] for name in ("answer", "title", "demo", "own")] == [MINE, "v2", "print(2)", "own"]
     assert book.earlier() == {mine}
@@ -422,17 +423,17 @@ def test_a_bad_notebook_does_not_stop_the_others_and_opening_one_changes_nothing
     nbformat.write(lesson(), tmp_path / "good.ipynb")
     shutil.copy(tmp_path / "good.ipynb", tmp_path / "stuck.ipynb")
     (tmp_path / "w" / "stuck.ipynb").mkdir(parents=True)  # stands for a file that the system doesn't give away
-    names = ("bad", "unbalanced", "old", "absent", "stuck", "good")
+    names = ("bad", "unbalanced", "old", "stuck", "good")
     chosen = [Selected(None, name, tmp_path / f"{name}.ipynb") for name in names]
     assert workbook.make(chosen, tmp_path / "w") == 1
     said = capsys.readouterr().out
     assert "bad.ipynb: no student edition: not JSON" in said
     assert "unbalanced.ipynb: no student edition: cell 'answer'" in said
     assert "old.ipynb: no student edition: cell '1': it has no id" in said
-    assert "absent.ipynb: no student edition" in said
     assert "stuck.ipynb: left as it is: " in said
     assert said.endswith("good.ipynb: written.\n")
     assert [workbook.make([one], tmp_path / "w") for one in chosen[-2:]] == [1, 0]
+    assert "good" not in capsys.readouterr().out, "nobody needs eleven lines on what is up to date"
 
     # JupyterLab sets both, from the kernel's answer and its specification, and saves only what differs
     metadata = nbformat.read(tmp_path / "w" / "good.ipynb", as_version=4).metadata
@@ -442,9 +443,21 @@ def test_a_bad_notebook_does_not_stop_the_others_and_opening_one_changes_nothing
     assert (metadata.kernelspec.display_name, metadata.kernelspec.language) == (spec.display_name, spec.language)
 
 
-def test_drafts_are_not_for_students_unless_they_are_named():
-    book = load()
-    topics = {**book.topics, "15-02": replace(book.topics["15-02"], status="draft")}
-    chosen = [notebook.topic for notebook in workbook.finished(replace(book, topics=topics))]
-    assert "15-01" in chosen
-    assert "15-02" not in chosen
+def test_the_command_leaves_drafts_out_and_makes_a_start_page_whatever_is_broken(tmp_path, monkeypatch, capsys):
+    """A draft comes into a workbook when it is named."""
+    book, folder = workbook.syllabus.load(), tmp_path / "w"
+    topics = {number: replace(topic, path=tmp_path / topic.file) for number, topic in book.topics.items()}
+    topics["15-02"] = replace(topics["15-02"], status="draft")
+    monkeypatch.setattr(workbook.syllabus, "load", lambda: replace(book, topics=topics))
+    files = [topics[number].file for number in ("15-01", "15-02", "15-03")]
+    for file in files[:2]:
+        nbformat.write(lesson(), tmp_path / file)
+    folder.mkdir()
+    for place in (tmp_path, folder):
+        (place / files[2]).write_text("not json")
+    assert workbook.main(argparse.Namespace(notebooks=[], output=folder)) == 1
+    assert {path.name for path in folder.iterdir()} == {START_PAGE, files[0], files[2]}
+    assert workbook.main(argparse.Namespace(notebooks=["15-02"], output=folder)) == 0
+    assert (folder / files[1]).is_file()
+    assert workbook.main(argparse.Namespace(notebooks=["15-99"], output=folder)) == 2
+    assert capsys.readouterr().err.startswith("workbook: there is no topic 15-99")
