@@ -24,8 +24,7 @@ class MarkerError(ValueError):
 
 def answer_metadata(grade_id: str) -> dict:
     """nbgrader's schema-3 metadata of an answer cell with this id ("ex-swish")."""
-    kinds = {"grade": False, "locked": False, "solution": True, "task": False}
-    return {"grade_id": grade_id, "schema_version": 3, **kinds}
+    return {"grade_id": grade_id, "schema_version": 3, "grade": False, "locked": False, "solution": True, "task": False}
 
 
 def check_metadata(grade_id: str, points: int) -> dict:

@@ -31,7 +31,7 @@ def write_edition(edition: NotebookNode, folder: Path, name: str) -> str:
     """
     path = folder / name
     digest = hashlib.sha256(json.dumps(edition.cells, sort_keys=True).encode()).hexdigest()
-    edition.metadata[RECORD] = {"digest": digest, "cells": fingerprints(edition)}
+    edition.metadata[RECORD] = {"digest": digest, "cells": {cell.id: fingerprint(cell) for cell in edition.cells}}
     if not path.exists():
         write_notebook(edition, path)
         return f"{name}: written."
@@ -73,11 +73,6 @@ def fingerprint(cell: NotebookNode) -> str:
     return hashlib.sha256(f"{cell.cell_type}\n{text}".encode()).hexdigest()[:16]
 
 
-def fingerprints(notebook: NotebookNode) -> dict[str, str]:
-    """The cells' fingerprints by cell id."""
-    return {cell.id: fingerprint(cell) for cell in notebook.cells}
-
-
 def merge(
     edition: NotebookNode, students: NotebookNode, handed_out: dict[str, str]
 ) -> tuple[list[NotebookNode], list[str], list[str]]:
@@ -91,8 +86,8 @@ def merge(
     A cell is recognised by its id; if a tool has lost that, by its grade_id, which is the same, or by its source. So a
     copy of a cell counts as added as long as the original is there.
     """
-    ids = {cell.id for cell in edition.cells}
-    known = {**handed_out, **fingerprints(edition)}
+    fingerprints = {cell.id: fingerprint(cell) for cell in edition.cells}
+    known = {**handed_out, **fingerprints}
     recognised = {cell.get("id") for cell in students.cells}
     present = {}  # the student's version of the edition's cells
     own = defaultdict(list)  # the student's own cells, by the edition's cell above them
@@ -105,7 +100,7 @@ def merge(
             candidates = [cell.metadata.get("nbgrader", {}).get("grade_id"), *same]
             lesson_id = next((one for one in candidates if one in known and one not in recognised), None)
             recognised.add(lesson_id)
-        if lesson_id in ids:
+        if lesson_id in fingerprints:
             present[lesson_id] = cell
             above = lesson_id
         # JupyterLab adds an empty cell when the last one is run
@@ -116,7 +111,7 @@ def merge(
     taken_over, overruled = [], []
     cells = [*own[None]]
     for lessons in edition.cells:
-        old, new = handed_out.get(lessons.id), fingerprint(lessons)
+        old, new = handed_out.get(lessons.id), fingerprints[lessons.id]
         chosen = present.get(lessons.id, lessons)
         if fingerprint(chosen) not in (old, new):
             if lessons.metadata.get("nbgrader", {}).get("solution") or old == new:

@@ -126,39 +126,30 @@ def test_the_same_commit_gives_the_same_bytes_and_programs_stay_programs():
 # no solutions -------------------------------------------------------------------------------------------------------
 
 
-def solution_lines():
-    """The lines of all solutions, of 20 characters or more, that no lesson shows: (topic, line)."""
+def read(name, content):
+    return (
+        "\n".join(cell.source for cell in cells(content))
+        if name.endswith(".ipynb")
+        else content.decode(errors="replace")
+    )
+
+
+def test_no_line_of_a_solution_is_in_the_students_bundle(bundle, in_wheel):
+    """Of 20 characters or more, and not shown in a lesson."""
     found, shown = set(), ""
     for lesson in finished(BOOK):
         notebook = read_notebook(lesson.path)[0]
         shown += "\n".join(cell.source for cell in student_edition(notebook).cells)
         for blocks in solutions(notebook).values():
             found.update((lesson.topic, line.strip()) for block in blocks for line in block.splitlines())
-    return {(topic, line) for topic, line in found - COMMON if len(line) >= 20 and line not in shown}
-
-
-def everything(bundle):
-    """All that can be read in a bundle, files in a wheel, too, but for the data."""
-    texts = []
-    for name, content in bundle.items():
-        if name.endswith(".ipynb"):
-            texts.append("\n".join(cell.source for cell in cells(content)))
-        elif name.endswith(".whl"):
-            texts.append(everything(unzipped(content)))
-        elif not name.startswith(("shared/data/sample/", "datasets/sample/")):
-            texts.append(content.decode(errors="replace"))
-    return "\n".join(texts)
-
-
-def test_no_line_of_a_solution_is_in_the_students_bundle(bundle):
-    lines = solution_lines()
+    lines = {(topic, line) for topic, line in found - COMMON if len(line) >= 20 and line not in shown}
     assert {topic for topic, _ in lines} == {lesson.topic for lesson in finished(BOOK)}
-    text = everything(bundle)
+    text = "\n".join(read(name, content) for name, content in {**bundle, **in_wheel}.items() if "/sample/" not in name)
     assert not {(topic, line) for topic, line in lines if line in text}
     assert BEGIN not in text
     assert END not in text
     # the same search finds some in the checks if these aren't packed
-    text = everything({path: (ROOT / path).read_bytes() for path in COMMIT.files if path.startswith("shared/")})
+    text = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("shared/checks/topic_*.py"))
     assert {(topic, line) for topic, line in lines if line in text}
 
 
