@@ -320,10 +320,12 @@ def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(book, cha
 
     book.renew(last="print(1)")  # as another cell
     with warnings.catch_warnings(action="ignore"):  # nbformat's, of ids that are there twice
-        book.work(adds("own", "demo"), forgets, change, answer=MINE)
+        copied = adds("a copy", "answer", metadata={"nbgrader": answer_metadata("answer")})
+        book.work(adds("own", "demo"), copied, forgets, change, answer=MINE)
     with warnings.catch_warnings(action="error"):  # a student would see them
         told = book.renew(answer=WITH_TIMES, last="print(1)")
-    assert list(book.sources().values()) == ["v1", MINE, "check.double(double)", "print(1)", "own", "print(1)"]
+    check = "check.double(double)"
+    assert list(book.sources().values()) == ["v1", MINE, "a copy", check, "print(1)", "own", "print(1)"]
     assert told.startswith("renewed, with what you wrote: 'answer', your own cells.")
 
 
