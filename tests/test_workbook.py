@@ -329,22 +329,6 @@ def test_without_their_ids_cells_are_recognised_by_grade_id_and_source(book, cha
     assert told.startswith("renewed, with what you wrote: 'answer', your own cells.")
 
 
-def test_copies_and_parts_of_a_cell_are_the_students(book):
-    """JupyterLab's copy has the original's metadata. It splits a cell so that the last part keeps the id."""
-
-    def change(notebook):
-        answer, demo = (copy.deepcopy(cell_of(notebook, name)) for name in ("answer", "demo"))
-        answer.update(id="5a0c71d2", source="def helper(x):\n    return x")
-        demo.update(id="5a0c71d3")
-        notebook.cells[1:1] = [answer, demo]
-
-    book.work(change, answer="def double(x):\n    return helper(x) + x")
-    book.renew("v2")
-    assert list(book.sources()) == ["title", "5a0c71d2", "5a0c71d3", *IDS[1:]]
-    assert book.sources()["5a0c71d2"] == "def helper(x):\n    return x"
-    assert book.sources()["answer"] == "def double(x):\n    return helper(x) + x"
-
-
 def test_what_a_file_has_on_record_is_understood_by_every_later_course():
     assert fingerprint(new_code_cell("x = 1  \n\ny = 2\n")) == "bdb3be0a1e088574"
 
