@@ -8,15 +8,7 @@ from collections.abc import Container
 
 from nbformat import NotebookNode
 
-from course.exercise_form import (
-    BEGIN,
-    END,
-    MarkerError,
-    hidden_tests,
-    solution_blocks,
-    student_source,
-    without_hidden_tests,
-)
+from course.exercise_form import BEGIN, END, MarkerError, solution_blocks, student_source, without_hidden_tests
 
 # of the first table: what says something to instructors alone
 _FOR_INSTRUCTORS = re.compile(r"^\| (?:Topic|Category) \|.*\n| \(the curriculum allows [^)]*\)", re.MULTILINE)
@@ -36,36 +28,33 @@ def student_edition(notebook: NotebookNode) -> NotebookNode:
     """
     edition = copy.deepcopy(notebook)
     edition.metadata.pop("widgets", None)
-    problems = []
     for number, cell in enumerate(edition.cells, start=1):
         if cell.get("id") == "glance":
             cell.source = _FOR_INSTRUCTORS.sub("", cell.source)
         try:
             _hide_solution(cell)
         except MarkerError as error:
-            problems.append(f"cell '{cell.get('id', number)}': {error}")
-    if problems:
-        raise EditionError("\n".join(problems))
+            raise EditionError(f"cell '{cell.get('id', number)}': {error}") from None
     return edition
 
 
 def _hide_solution(cell: NotebookNode) -> None:
     if "id" not in cell:
         raise MarkerError("it has no id: open the notebook in JupyterLab and save it")
-    is_code = cell.cell_type == "code"
-    nbgrader = cell.metadata.get("nbgrader", {}) if is_code else {}
+    nbgrader = cell.metadata.get("nbgrader", {})
     has_solution = bool(solution_blocks(cell.source))
     if has_solution != nbgrader.get("solution", False):
         raise MarkerError(
             f'{BEGIN} belongs into each code cell with the nbgrader metadata "solution": true, and only there'
         )
-    if hidden_tests(cell.source) and not nbgrader.get("grade"):
-        raise MarkerError('hidden tests belong into code cells with the nbgrader metadata "grade": true')
-    if is_code:
-        cell.outputs, cell.execution_count = [], None
-        cell.source = without_hidden_tests(cell.source)
     if has_solution:
         cell.source = student_source(cell.source)
+    if (shown := without_hidden_tests(cell.source)) != cell.source:
+        if not nbgrader.get("grade"):
+            raise MarkerError('hidden tests belong into code cells with the nbgrader metadata "grade": true')
+        cell.source = shown.rstrip("\n")
+    if cell.cell_type == "code":
+        cell.outputs, cell.execution_count = [], None
 
 
 def solutions(notebook: NotebookNode) -> dict[str, list[str]]:

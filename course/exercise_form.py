@@ -24,8 +24,7 @@ class MarkerError(ValueError):
 
 def answer_metadata(grade_id: str) -> dict:
     """nbgrader's schema-3 metadata of an answer cell with this id ("ex-swish")."""
-    kinds = {"grade": False, "locked": False, "solution": True, "task": False}
-    return {"grade_id": grade_id, "schema_version": 3, **kinds}
+    return {"grade_id": grade_id, "schema_version": 3, "grade": False, "locked": False, "solution": True, "task": False}
 
 
 def check_metadata(grade_id: str, points: int) -> dict:
@@ -33,15 +32,11 @@ def check_metadata(grade_id: str, points: int) -> dict:
     return {**answer_metadata(grade_id), "grade": True, "locked": True, "solution": False, "points": points}
 
 
-def solution_blocks(source: str) -> list[tuple[int, int]]:
-    """Where the solutions are: indices of the lines with BEGIN and END, in order.
+def solution_blocks(source: str, begin: str = BEGIN, end: str = END) -> list[tuple[int, int]]:
+    """Where the solutions, or what is between other markers, are: indices of the lines with the markers, in order.
 
     MarkerError if a marker has no partner or is misspelt (which would leave the solution in).
     """
-    return _blocks(source, BEGIN, END)
-
-
-def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
     words = begin.removeprefix("### BEGIN ").rstrip("S").replace(" ", r"\W*")
     found: list[int] = []
     for index, line in enumerate(source.split("\n")):
@@ -55,22 +50,15 @@ def _blocks(source: str, begin: str, end: str) -> list[tuple[int, int]]:
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def hidden_tests(source: str) -> str:
-    """What stands in a check cell between BEGIN_HIDDEN and END_HIDDEN, "" if nothing does. Raises MarkerError.
+def without_hidden_tests(source: str) -> str:
+    """A check cell without its hidden tests and their markers. Raises MarkerError.
 
-    Graders run it after the check of an answer that passed, and an exception in it means no points.
+    Graders run the tests after the check of an answer that passed, and an exception in one means no points.
     """
     lines = source.split("\n")
-    blocks = _blocks(source, BEGIN_HIDDEN, END_HIDDEN)
-    return "\n".join(line for begin, end in blocks for line in lines[begin + 1 : end])
-
-
-def without_hidden_tests(source: str) -> str:
-    """The cell without its hidden tests and their markers. Raises MarkerError."""
-    lines = source.split("\n")
-    for begin, end in reversed(_blocks(source, BEGIN_HIDDEN, END_HIDDEN)):
+    for begin, end in reversed(solution_blocks(source, BEGIN_HIDDEN, END_HIDDEN)):
         del lines[begin : end + 1]
-    return "\n".join(lines).rstrip("\n")
+    return "\n".join(lines)
 
 
 def student_source(source: str) -> str:
@@ -86,9 +74,10 @@ def student_source(source: str) -> str:
     try:
         tree = ast.parse("\n".join(lines))
     except SyntaxError as error:
-        problem = f"line {error.lineno}: {error.msg}"
-        raise MarkerError(f"without its solution the cell isn't valid Python: {problem}") from None
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        raise MarkerError(
+            f"without its solution the cell isn't valid Python: line {error.lineno}: {error.msg}"
+        ) from None
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     inside = {node for function in functions for node in ast.walk(function)}
     stubs = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and ast.unparse(node) == STUB[1]]
     if not inside.issuperset(stubs):

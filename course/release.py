@@ -30,14 +30,11 @@ from course.workbook import finished
 README = Path(__file__).with_name("STUDENT_README.md")
 FOR_STUDENTS = ("torch", "torchvision", "jupyter", "ipykernel")  # of requirements.txt; the wheel asks for the rest
 RENEWING = "A newer edition comes as another zip: unpack it beside this folder, not over it."
-GIT_SECONDS = 60
 
-REPORT = """\
-{student}: for students. Unpack it once yourself and follow its README.md;
-    then put it where your students download.
-{instructor}: for instructors, all that is committed, with solutions and tests.
-Both are of commit {commit} ({date}); the same commit gives the same bytes.
-"""
+USES = {
+    "student": "for students; unpack it once yourself and follow its README.md, then put it where they download",
+    "instructor": "for instructors, all that is committed, with solutions and tests",
+}
 
 
 class ReleaseError(Exception):
@@ -66,22 +63,14 @@ def uncommitted(root: Path) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, encoding="utf-8", timeout=GIT_SECONDS, check=True
-        )
-    except FileNotFoundError:
-        raise ReleaseError("git isn't installed; a release takes what is committed") from None
-    except subprocess.CalledProcessError as error:
+        return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:  # no git, no repository
         raise ReleaseError(
-            f"a release takes what is committed, and git says: {error.stderr.strip()}\n"
+            f"a release takes what is committed, and git says: {getattr(error, 'stderr', None) or error}\n"
             "In a copy without a history:  git init && git add --all && git commit -m Course"
         ) from None
-    return done.stdout
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# the bundles: path → content
 
 
 def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, bytes]:
@@ -104,12 +93,9 @@ def student_bundle(root: Path, commit: Commit, book: Syllabus) -> dict[str, byte
     bundle[wheel] = content
     needed = [line for line in requirements(root) if Requirement(line).name in FOR_STUDENTS]
     bundle["requirements.txt"] = "\n".join(["-c constraints.txt", *needed, f"./{wheel}", ""]).encode()
-    for name, path in {
-        "constraints.txt": "constraints.txt",
-        "LICENSE": "LICENSE",
-        "DATA.md": "datasets/README.md",
-    }.items():
-        bundle[name] = (root / path).read_bytes()
+    for path in ("constraints.txt", "LICENSE"):
+        bundle[path] = (root / path).read_bytes()
+    bundle["DATA.md"] = (root / "datasets" / "README.md").read_bytes()
     address = book.module.repository
     readme = README.read_text(encoding="utf-8").format(
         title=f"Module {book.module.number}: {book.module.title}",
@@ -127,35 +113,28 @@ def bundle_zip(folder: str, bundle: Mapping[str, bytes], commit: Commit) -> byte
     return zipped({f"{folder}/{path}": content for path, content in bundle.items()}, commit.moment)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the command
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder (default: dist)")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 1 if there is nothing that could be released, 2 for wrong usage."""
+    """Run the command; 1 if nothing could be released."""
     try:
         book = syllabus.load()
         require_writable(args.output, "; name another --output")
         if changed := uncommitted(ROOT):
-            listed = "".join(f"\n  {path}" for path in changed)
-            raise ReleaseError(f"commit these first, so that the release can be made again from its commit:{listed}")
+            advice = "commit these first, so that the release can be made again from its commit:"
+            raise ReleaseError("\n  ".join([advice, *changed]))
         commit = read_commit(ROOT)
         student = student_bundle(ROOT, commit, book)
-    except (syllabus.SyllabusError, NotWritableError) as error:
-        print(f"release: {error}", file=sys.stderr)
-        return 2
-    except ReleaseError as error:
+    except (ReleaseError, syllabus.SyllabusError, NotWritableError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     instructor = {path: (ROOT / path).read_bytes() for path in commit.files}
-    paths = {}
     for kind, bundle in (("student", student), ("instructor", instructor)):
         name = f"module-{book.module.number}-{kind}"
-        paths[kind] = args.output / f"{name}.zip"
-        write_whole(paths[kind], bundle_zip(name, bundle, commit))
-    print(REPORT.format(**paths, commit=commit.name, date=f"{commit.moment:%Y-%m-%d}"), end="")
+        path = args.output / f"{name}.zip"
+        write_whole(path, bundle_zip(name, bundle, commit))
+        print(f"{path}: {USES[kind]}.")
+    print(f"Both are of commit {commit.name} ({commit.moment:%Y-%m-%d}); the same commit gives the same bytes.")
     return 0

@@ -1,8 +1,7 @@
 """Write an edition into the workbook, in place of an older one, without losing anything that a student wrote there.
 
 Three versions meet: the edition that was handed out, what the student made of it, and the new edition. Of the first one
-only the cells' ids and fingerprints are needed; each file has them on record in its metadata. The student's file as it
-was goes to workbook/earlier/.
+each file has the cells' ids and fingerprints in its metadata. The student's file as it was goes to workbook/earlier/.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def write_edition(edition: NotebookNode, folder: Path, name: str) -> str:
     """
     path = folder / name
     digest = hashlib.sha256(json.dumps(edition.cells, sort_keys=True).encode()).hexdigest()
-    edition.metadata[RECORD] = {"digest": digest, "cells": fingerprints(edition)}
+    edition.metadata[RECORD] = {"digest": digest, "cells": {cell.id: fingerprint(cell) for cell in edition.cells}}
     if not path.exists():
         write_notebook(edition, path)
         return f"{name}: written."
@@ -44,13 +43,10 @@ def write_edition(edition: NotebookNode, folder: Path, name: str) -> str:
         kept = _keep(path, content)
         write_notebook(edition, path)
         return f"{name}: written anew. What was there is no notebook ({error}) and is now {EARLIER}/{kept}."
-    match students.metadata.get(RECORD):
-        case {"digest": known, "cells": dict(handed_out)}:
-            if known == digest:
-                return f"{name}: up to date."
-        case _:
-            handed_out = {}
-    cells, taken_over, overruled = merge(edition, students, handed_out)
+    record = students.metadata.get(RECORD, {})  # none if a tool has lost it
+    if record.get("digest") == digest:
+        return f"{name}: up to date."
+    cells, taken_over, overruled = merge(edition, students, record.get("cells", {}))
     told = f"{name}: renewed{', with what you wrote: ' if taken_over else ''}{', '.join(taken_over)}."
     if overruled:
         told += f" The lesson has changed {', '.join(overruled)}, too: its version is in place of yours."
@@ -77,11 +73,6 @@ def fingerprint(cell: NotebookNode) -> str:
     return hashlib.sha256(f"{cell.cell_type}\n{text}".encode()).hexdigest()[:16]
 
 
-def fingerprints(notebook: NotebookNode) -> dict[str, str]:
-    """The cells' fingerprints by cell id."""
-    return {cell.id: fingerprint(cell) for cell in notebook.cells}
-
-
 def merge(
     edition: NotebookNode, students: NotebookNode, handed_out: dict[str, str]
 ) -> tuple[list[NotebookNode], list[str], list[str]]:
@@ -89,16 +80,14 @@ def merge(
     the lesson hasn't changed them, too; what was taken over; and the cells in which the lesson's version is in place.
 
     Outputs stay where the source does. A lesson cell that the student deleted comes back; one that they changed and the
-    lesson no longer has is theirs from now on.
+    lesson no longer has is theirs from now on. `handed_out` are the fingerprints of the edition that the student began
+    with; empty if that isn't known, so that whatever differs from the new edition counts as the student's.
 
-    `handed_out` are the fingerprints of the edition that the student began with; empty if that isn't known. Then
-    whatever differs from the new edition counts as the student's.
-
-    A cell is recognised by its id. If a tool has lost that, the grade_id, which is the same, says which one it is, or a
-    source that is the same. So a copy of a cell counts as added as long as the original is there.
+    A cell is recognised by its id; if a tool has lost that, by its grade_id, which is the same, or by its source. So a
+    copy of a cell counts as added as long as the original is there.
     """
-    ids = {cell.id for cell in edition.cells}
-    known = {**handed_out, **fingerprints(edition)}
+    fingerprints = {cell.id: fingerprint(cell) for cell in edition.cells}
+    known = {**handed_out, **fingerprints}
     recognised = {cell.get("id") for cell in students.cells}
     present = {}  # the student's version of the edition's cells
     own = defaultdict(list)  # the student's own cells, by the edition's cell above them
@@ -108,10 +97,10 @@ def merge(
         if lesson_id not in known:
             source = fingerprint(cell)
             same = [one for one in known if source in (known[one], handed_out.get(one))]
-            candidates = [(cell.metadata.get("nbgrader") or {}).get("grade_id"), *same]
+            candidates = [cell.metadata.get("nbgrader", {}).get("grade_id"), *same]
             lesson_id = next((one for one in candidates if one in known and one not in recognised), None)
             recognised.add(lesson_id)
-        if lesson_id in ids:
+        if lesson_id in fingerprints:
             present[lesson_id] = cell
             above = lesson_id
         # JupyterLab adds an empty cell when the last one is run
@@ -122,7 +111,7 @@ def merge(
     taken_over, overruled = [], []
     cells = [*own[None]]
     for lessons in edition.cells:
-        old, new = handed_out.get(lessons.id), fingerprint(lessons)
+        old, new = handed_out.get(lessons.id), fingerprints[lessons.id]
         chosen = present.get(lessons.id, lessons)
         if fingerprint(chosen) not in (old, new):
             if lessons.metadata.get("nbgrader", {}).get("solution") or old == new:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from course import syllabus
 from course.environment import ROOT
-from course.exercise_form import HEADING, hidden_tests, student_source
+from course.exercise_form import HEADING, student_source, without_hidden_tests
 from course.lesson_code import Answer, exercises
 from course.needs import used
 
@@ -71,7 +71,7 @@ def skeleton(topic: str) -> Skeleton:
     tasks = []
     for answer, heading in zip(answers, headings, strict=True):
         check_cell = code[f"{answer.cell}-check"]
-        hidden = check_cell if hidden_tests(check_cell) else ""
+        hidden = check_cell if without_hidden_tests(check_cell) != check_cell else ""
         tasks.append(
             Task(
                 **vars(answer),

@@ -87,8 +87,7 @@ AFTER = "**Passed?** Then you know how exercises work. Open a topic from the tab
 
 def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing: str = RENEWING) -> NotebookNode:
     """The page as a notebook, with links to `notebooks`, by topic; `renewing` says how new lessons reach the reader."""
-    needs = {number: ", ".join(direct_needs(topic, syllabus.topics)) for number, topic in syllabus.topics.items()}
-    rows = [_row(topic, needs[number], notebooks.get(number)) for number, topic in syllabus.topics.items()]
+    rows = [_row(topic, syllabus, notebooks.get(number)) for number, topic in syllabus.topics.items()]
     text = INTRODUCTION.format(
         number=syllabus.module.number,
         title=syllabus.module.title,
@@ -97,28 +96,29 @@ def start_page(syllabus: Syllabus, notebooks: dict[str, NotebookNode], renewing:
         lines=CODE_LINES_A_MINUTE,
         renewing=renewing,
     )
-    folded = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
     return new_notebook(
         cells=[
             new_markdown_cell(text, id="start"),
-            new_code_cell(GUARD, id="setup", metadata=folded),
+            new_code_cell(GUARD, id="setup", metadata={"jupyter": {"source_hidden": True}}),
             new_code_cell("from shared.progress import show_progress\n\nshow_progress()", id="progress"),
             new_markdown_cell(WARM_UP, id="warm-up-task"),
             new_code_cell(ANSWER, id="warm-up"),  # without nbgrader's metadata: it is neither counted nor graded
             new_code_cell(CHECK, id="warm-up-check"),
             new_markdown_cell(AFTER, id="warm-up-end"),
-        ]
+        ],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
     )
 
 
-def _row(topic: Topic, builds_on: str, notebook: NotebookNode | None) -> tuple[str, ...]:
-    name, helps_when = f"{topic.number} {topic.title}", f"<br>{topic.helps_when}" if topic.helps_when else ""
+def _row(topic: Topic, syllabus: Syllabus, notebook: NotebookNode | None) -> tuple[str, ...]:
+    name, builds_on = f"{topic.number} {topic.title}", ", ".join(direct_needs(topic, syllabus.topics))
     if notebook is None:
-        return name + helps_when, builds_on, "not written yet".replace(" ", NO_BREAK), ""
+        return f"{name}<br>{topic.helps_when}", builds_on, "not written yet", ""
     tasks = [task for cell in notebook.cells for task in HEADING.findall(cell.source)]
     points, minutes = (sum(int(task[i]) for task in tasks) for i in (3, 4))
     exercises = f"{len(tasks)} for {points} points, {duration(minutes)}"
-    return f"[{name}]({topic.file}){helps_when}", builds_on, duration(reading_minutes(notebook)), exercises
+    linked = f"[{name}]({topic.file})<br>{topic.helps_when}"
+    return linked, builds_on, duration(reading_minutes(notebook)), exercises
 
 
 def reading_minutes(notebook: NotebookNode) -> float:

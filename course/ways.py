@@ -24,31 +24,22 @@ has a button that downloads it alone; to run, it needs what the bundle installs.
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 
 
-def links(book: Syllabus, file: str) -> dict[str, str]:
-    """Where a notebook of the student edition can be opened: name → address; nowhere if the course isn't on GitHub."""
-    found = _GITHUB.fullmatch(book.module.repository)
-    if not found:
-        return {}
-    name = found[1]
-    at = f"{name}/blob/{STUDENT_BRANCH}/{file}"
-    return {
-        "Open in Colab": f"https://colab.research.google.com/github/{at}",
-        "Open in Kaggle": f"https://kaggle.com/kernels/welcome?src=https://github.com/{at}",
-        "Open in Binder": f"https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/workbook/{file}",
-    }
-
-
 def zip_of(topic: Topic) -> str:
     """The file that a page offers: of a site that was opened as a file, a browser would show a notebook as text."""
     return Path(topic.file).with_suffix(".zip").name
 
 
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
-    """The row of buttons below a page's title, as HTML."""
+    """The row of buttons below a page's title, as HTML; Colab, Kaggle and Binder if the course is on GitHub."""
     about = "A zip. How to run it says what else a notebook needs: the students' bundle."
     made = ['<a href="index.html#begin">How to run it</a>']
     made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook</a>']
-    made += [f'<a href="{address}">{name}</a>' for name, address in links(book, topic.file).items()]
+    if found := _GITHUB.fullmatch(book.module.repository):
+        at = f"{found[1]}/blob/{STUDENT_BRANCH}/{topic.file}"
+        binder = f"https://mybinder.org/v2/gh/{found[1]}/HEAD?urlpath=lab/tree/workbook/{topic.file}"
+        made += [f'<a href="https://colab.research.google.com/github/{at}">Open in Colab</a>']
+        made += [f'<a href="https://kaggle.com/kernels/welcome?src=https://github.com/{at}">Open in Kaggle</a>']
+        made += [f'<a href="{binder}">Open in Binder</a>']
     made += [f'<a href="{solutions}.html">Solutions</a>'] if solutions else []
     return "\n".join(['<div class="ways">', *made, "</div>"])
 

@@ -15,27 +15,11 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from fnmatch import fnmatch
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from course.environment import requirements
-
-METADATA = """\
-Metadata-Version: 2.1
-Name: {name}
-Version: {version}
-Summary: {description}
-License: {license}
-Requires-Python: {requires-python}
-"""
-WHEEL = """\
-Wheel-Version: 1.0
-Generator: course
-Root-Is-Purelib: true
-Tag: py3-none-any
-"""
 
 
 def zipped(files: Mapping[str, bytes], moment: datetime) -> bytes:
@@ -46,8 +30,7 @@ def zipped(files: Mapping[str, bytes], moment: datetime) -> bytes:
             entry = zipfile.ZipInfo(path, moment.timetuple()[:6])
             entry.create_system = 3  # Unix, wherever it is made
             entry.external_attr = (0o100755 if files[path].startswith(b"#!") else 0o100644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, files[path])
+            archive.writestr(entry, files[path], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
@@ -57,39 +40,27 @@ def student_wheel(root: Path, tracked: Collection[str], moment: datetime) -> tup
     The version ends in the commit's moment, in UTC, so that pip replaces the wheel of an older release.
     """
     pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    project = pyproject["project"]
+    project, moved = pyproject["project"], pyproject["tool"]["setuptools"]["package-dir"]
     version = f"{project['version']}.post{moment:%Y%m%d%H%M}"
     stem = f"{project['name'].replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
-    files = _code_and_data(root, tracked, pyproject["tool"]["setuptools"]["package-dir"])
-    for path in project["license-files"]:
-        files[f"{info}/licenses/{path}"] = (root / path).read_bytes()
+    files = {f"{info}/licenses/{path}": (root / path).read_bytes() for path in project["license-files"]}
+    for package, folder in {"shared": "shared", **moved}.items():
+        for path in [path for path in tracked if path.startswith(f"{folder}/")]:
+            inside, content = package.replace(".", "/") + path.removeprefix(folder), (root / path).read_bytes()
+            if inside.startswith("shared/checks/topic_"):
+                inside, content = inside.replace(".py", ".packed"), zlib.compress(content, 9)
+            files[inside] = content
     # without torch: the notebooks' first lines install the wheel where torch is there already, and a dependency on it
     # might replace the build that fits the machine's GPU by another
     needed = [line for line in requirements(root) if Requirement(line).name in project["dependencies"]]
-    metadata = METADATA.format_map({**project, "version": version})
-    files[f"{info}/METADATA"] = (metadata + "".join(f"Requires-Dist: {line}\n" for line in needed)).encode()
-    files[f"{info}/WHEEL"] = WHEEL.encode()
+    metadata = ["Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {version}"]
+    metadata += [f"Requires-Python: {project['requires-python']}", *(f"Requires-Dist: {line}" for line in needed), ""]
+    files[f"{info}/METADATA"] = "\n".join(metadata).encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: course\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = f"{info}/RECORD,,\n"
     for path, content in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         record += f"{path},sha256={digest},{len(content)}\n"
     files[f"{info}/RECORD"] = record.encode()
     return f"{stem}-py3-none-any.whl", zipped(files, moment)
-
-
-def _code_and_data(root: Path, tracked: Collection[str], moved: Mapping[str, str]) -> dict[str, bytes]:
-    """What the wheel has below `shared`: path in the wheel → content, topics' checks packed.
-
-    `moved` are packages that lie elsewhere, with their folders: the samples and the recordings.
-    """
-    files = {}
-    for package, folder in {"shared": "shared", **moved}.items():
-        for path in tracked:
-            if path.startswith(f"{folder}/"):
-                inside = package.replace(".", "/") + path.removeprefix(folder)
-                content = (root / path).read_bytes()
-                if fnmatch(inside, "shared/checks/topic_*.py"):
-                    inside, content = inside.replace(".py", ".packed"), zlib.compress(content, 9)
-                files[inside] = content
-    return files

@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def require_folder(folder: Path, notebooks: list[Selected]) -> None:
-    """Make the folder of an edition; NotWritableError if nothing can be written there, or it has the sources."""
+    """Make an edition's folder; NotWritableError if nothing can be written there, or it has the sources."""
     if any(notebook.path.parent == folder.resolve() for notebook in notebooks):
         raise NotWritableError(f"{folder} holds the notebooks themselves; name another --output.")
     require_writable(folder, "; name another --output")
