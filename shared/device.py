@@ -12,14 +12,10 @@ PRETENDED = "pretended"  # a value of it: an accelerator that isn't there, see s
 _GIB = 2**30
 
 
-class DeviceError(ValueError):
-    """COURSE_DEVICE asks for a device that does not exist here or can't be used."""
-
-
 def pick_device(request: str | None = None) -> torch.device:
     """The device of this name ('cpu', 'cuda', 'cuda:1', 'mps'), or without one the best: CUDA, then MPS, then CPU.
 
-    Raises DeviceError if the request is misspelt or names a device that this machine does not have.
+    Raises ValueError if the request is misspelt or names a device that this machine does not have.
     """
     available = []
     if torch.cuda.is_available():
@@ -29,7 +25,7 @@ def pick_device(request: str | None = None) -> torch.device:
     available.append("cpu")
     name = (request or "").strip().lower() or available[0]
     if name not in available:
-        raise DeviceError(
+        raise ValueError(
             f"{DEVICE_VARIABLE}={request!r} is not available here. Available: {', '.join(available)}. "
             f"Set {DEVICE_VARIABLE} to one of these, or unset it to get the best one."
         )
@@ -42,7 +38,7 @@ def get_device() -> torch.device:
     The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU). A CUDA device with a number
     becomes the current one, so that what names no number ("cuda", `torch.accelerator.synchronize()`) means it, too.
 
-    Raises DeviceError if COURSE_DEVICE names a device that this machine does not have.
+    Raises ValueError if COURSE_DEVICE names a device that this machine does not have.
     """
     request = os.environ.get(DEVICE_VARIABLE)
     pretended = request == PRETENDED
@@ -61,9 +57,8 @@ def get_device() -> torch.device:
         "torch": torch.__version__,
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} logical cores",
     }
-    width = max(map(len, rows))
     for key, value in rows.items():
-        print(f"{key:<{width}}  {value}")
+        print(f"{key:<7}  {value}")
     return device
 
 

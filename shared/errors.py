@@ -3,23 +3,14 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from shared.text import wrapped
 
 
-class NothingRaised(AssertionError):
-    """A failure demonstration did not fail, so the lesson around it is no longer true."""
-
-
-class Caught:
-    """What `expect_error` caught: `caught.error` after the block."""
-
-    error: BaseException | None = None
-
-
 @contextmanager
-def expect_error(*types: type[BaseException], match: str | None = None, lines: int = 3) -> Iterator[Caught]:
-    """Run a block that must fail, print what it said, and go on.
+def expect_error(*types: type[BaseException], match: str | None = None, lines: int = 3) -> Iterator[SimpleNamespace]:
+    """Run a block that must fail, print what it said, and go on; `error` of what it gives is the exception.
 
     Args:
         types: the exception types expected; RuntimeError if none is given.
@@ -27,7 +18,7 @@ def expect_error(*types: type[BaseException], match: str | None = None, lines: i
         lines: how many lines of the message are printed, each of 96 characters at most.
 
     Raises:
-        NothingRaised: the block raised nothing, or its message does not match.
+        AssertionError: the block raised nothing, or its message does not match.
         Exception: what the block raised, if it is of another type.
 
     Example:
@@ -37,17 +28,17 @@ def expect_error(*types: type[BaseException], match: str | None = None, lines: i
     """
     types = types or (RuntimeError,)
     expected = " or ".join(kind.__name__ for kind in types)
-    caught = Caught()
+    caught = SimpleNamespace(error=None)
     try:
         yield caught
     except types as error:
         message = str(error)
         if match is not None and not re.search(match, message):
-            raise NothingRaised(
+            raise AssertionError(
                 f"expected {expected} with a message matching {match!r}, got {type(error).__name__}: {message}"
             ) from error
         # Without its traceback the error does not keep the block's tensors alive.
         caught.error = error.with_traceback(None)
         print(wrapped(f"{type(error).__name__}: {message.strip()}", lines=lines))
     else:
-        raise NothingRaised(f"expected {expected}, but nothing was raised")
+        raise AssertionError(f"expected {expected}, but nothing was raised")

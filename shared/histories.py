@@ -39,7 +39,6 @@ def _segment(address: int, stream: int, pool: str, sizes: list[int]) -> dict[str
         "address": address,
         "total_size": at - address,
         "allocated_size": sum(max(size, 0) for size in sizes),
-        "active_size": sum(max(size, 0) for size in sizes),
         "stream": stream,
         "segment_type": pool,
         "blocks": blocks,

@@ -184,17 +184,12 @@ class _Job:
             theirs.close()
 
     def results(self) -> list[Any]:
-        deadline = time.monotonic() + _START_LIMIT
-        started = False
+        self.limit, since = _START_LIMIT, time.monotonic()
         while any(rank.open for rank in self.ranks):
-            if not started and all(rank.state != "starting" for rank in self.ranks):
-                started, deadline = True, time.monotonic() + self.timeout
-            remaining = deadline - time.monotonic()
+            if self.limit != self.timeout and all(rank.state != "starting" for rank in self.ranks):
+                self.limit, since = self.timeout, time.monotonic()
+            remaining = since + self.limit - time.monotonic()
             if remaining <= 0 or not self._receive(remaining):
-                if not started:
-                    late = [rank for rank in self.ranks if rank.state == "starting"]
-                    message = f"{rank_failures.names(late)} did not start within {_START_LIMIT} s"
-                    raise LaunchError(message, [rank.number for rank in late], "hung")
                 raise self._standstill()
             if any(rank.failure for rank in self.ranks):
                 raise self._cause()
@@ -269,7 +264,7 @@ class _Job:
                     text = report.read_text(encoding="utf-8", errors="replace")
                     rank.frames = rank_failures.parse_stack(text, _rank_main.__name__)
             time.sleep(0.01)
-        return rank_failures.stood_still(self.ranks, self.timeout)
+        return rank_failures.stood_still(self.ranks, self.limit)
 
     def end(self) -> None:
         """No rank is alive after this."""
@@ -366,8 +361,6 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
             failure.error = None
             data = cloudpickle.dumps(failure)
     (here / f"{rank}.outcome").write_bytes(data)
-    sys.stdout.flush()
-    sys.stderr.flush()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)  # what C libraries (NCCL_DEBUG) have printed and not yet written
     link.send(word)

@@ -144,7 +144,7 @@ def show_steps(
         return ()
 
     try:
-        with mpl.rc_context({"savefig.bbox": None, "savefig.dpi": DPI, "animation.embed_limit": 100}):
+        with mpl.rc_context({"savefig.dpi": DPI}):
             steps = FuncAnimation(figure, cleared, frames=list(frames), init_func=tuple, interval=1000)
             player = _offline(steps.to_jshtml(default_mode="once"))
         cleared(frames[still])
@@ -170,7 +170,6 @@ def _offline(player: str) -> str:
     player = re.sub(r"<link[^>]*>", "", player)
     player = re.sub(r'"data:image/png;base64,([^"]*)"', smaller, player)
     player = re.sub(r'<i class="fa ([^"]*)"></i>', lambda icon: ICONS[icon[1]], player)
-    player = player.replace('action="#n" ', "")
     random = re.search(r"_anim_img([0-9a-f]{32})", player)[1]
     return player.replace(random, hashlib.sha256(player.replace(random, "").encode()).hexdigest()[:32])
 

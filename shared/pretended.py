@@ -325,8 +325,6 @@ class _Watch(TorchDispatchMode):
         side = self._side_of_result(function, facts.name, read, written)
         if side == _HOST and any(_side(index) == _ACCELERATOR for index in indices):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-        if side == _ACCELERATOR and facts.name.startswith("c10d::"):
-            raise RuntimeError("No backend type associated with device type mps")
         if facts.generator:
             generator = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch._C.Generator)), None)
             _refuse_generator(generator, side, "Expected a '{}' device type for generator but found '{}'")

@@ -1,63 +1,44 @@
 """How far the exercises in a folder of notebooks are, from the records that their checks left when they were saved."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from shared.text import WIDTH, wrapped
 
 RECORD = "course"  # key of the metadata of a check's output: shared/checks/notebook.py
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far one notebook is.
-
-    Attributes:
-        title: its first heading.
-        exercises, points: how many there are.
-        done: how many had passed when the notebook was last saved.
-        earned: the points, those of answers that are partly right among them.
-    """
+class _Progress(NamedTuple):
+    """How far one notebook is: exercises that had passed when it was saved, and points, partly right answers' too."""
 
     title: str
-    exercises: int
-    points: int
     done: int
+    exercises: int
     earned: float
+    points: int
 
 
 def show_progress(folder: Path | str = ".") -> None:
     """Print a line for each notebook with exercises in `folder`, and the sum."""
-    found, unreadable = read_progress(Path(folder))
-    for name in unreadable:
-        print(wrapped(f"{name} cannot be read as a notebook and is not counted.", indent="  "))
-    if not found:
-        print("There is no notebook with exercises here.")
-        return
-    total = Progress(
-        "All", *(sum(getattr(one, key) for one in found) for key in ("exercises", "points", "done", "earned"))
-    )
-    width = min(max(len(one.title) for one in found), WIDTH - 45)
-    for one in [*found, total]:
-        title = one.title if len(one.title) <= width else one.title[: width - 3] + "..."
-        done = f"{one.done} of {one.exercises} exercises"
-        print(f"{title:<{width}}  {done:>18}  {one.earned:>5g} of {one.points} points")
-
-
-def read_progress(folder: Path) -> tuple[list[Progress], list[str]]:
-    """The progress of each notebook with exercises in `folder`, and the names of those that cannot be read."""
-    found, unreadable = [], []
-    for path in sorted(folder.glob("*.ipynb")):
+    found = []
+    for path in sorted(Path(folder).glob("*.ipynb")):
         try:
             found.append(_progress_of(json.loads(path.read_text(encoding="utf-8")), path.stem))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
-            unreadable.append(path.name)
-    return [one for one in found if one.exercises], unreadable
+            print(wrapped(f"{path.name} cannot be read as a notebook and is not counted.", indent="  "))
+    found = [one for one in found if one.exercises]
+    if not found:
+        print("There is no notebook with exercises here.")
+        return
+    _, *counts = zip(*found, strict=True)
+    width = min(max(len(one.title) for one in found), WIDTH - 45)
+    for title, done, exercises, earned, points in [*found, ("All", *map(sum, counts))]:
+        short = title if len(title) <= width else title[: width - 3] + "..."
+        print(f"{short:<{width}}  {f'{done} of {exercises} exercises':>18}  {earned:>5g} of {points} points")
 
 
-def _progress_of(notebook: dict, file: str) -> Progress:
+def _progress_of(notebook: dict, file: str) -> _Progress:
     points: dict[str, int] = {}  # of each check, by its id: a copy of the cell counts once
     earned: dict[str, float] = {}
     passed = set()
@@ -70,15 +51,10 @@ def _progress_of(notebook: dict, file: str) -> Progress:
         if cell["cell_type"] == "code" and check.get("grade"):
             name = check["grade_id"]
             points[name] = int(check.get("points") or 0)
-            for record in _records(cell):
-                share = float(record["points"]) / record["of"]  # this edition may give other points
-                earned[name] = max(earned.get(name, 0), round(share * points[name], 1))
-                if record["status"] == "passed":
-                    passed.add(name)
-    return Progress(title or file, len(points), sum(points.values()), len(passed), sum(earned.values()))
-
-
-def _records(cell: dict) -> Iterator[dict]:
-    for output in cell.get("outputs", []):
-        if record := output.get("metadata", {}).get(RECORD):
-            yield record
+            for output in cell.get("outputs", []):
+                if record := output.get("metadata", {}).get(RECORD):
+                    share = float(record["points"]) / record["of"]  # this edition may give other points
+                    earned[name] = max(earned.get(name, 0), round(share * points[name], 1))
+                    if record["status"] == "passed":
+                        passed.add(name)
+    return _Progress(title or file, len(passed), len(points), sum(earned.values()), sum(points.values()))

@@ -131,7 +131,7 @@ def stood_still(ranks: Sequence[Standing], timeout: float) -> LaunchError:
             what = rank.failure.text
         else:
             busy.append(rank)
-            what = "is" if place else "is running"
+            what = "is" if place else f"is {rank.state}"
         details.append(f"  rank {rank.number} {what} {place}".rstrip())
     missing, reason = busy or returned, "hung"
     waiting = [rank for rank in ranks if rank not in missing]

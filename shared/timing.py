@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
+from types import SimpleNamespace
 
 import torch
 
@@ -74,14 +75,10 @@ def compare(
     return {label: _summary(label, found) for label, found in times.items()}
 
 
-class _Watch:
-    seconds: float = float("nan")
-
-
 @contextmanager
-def stopwatch() -> Iterator[_Watch]:
+def stopwatch() -> Iterator[SimpleNamespace]:
     """Time a block once, device-synchronised: `with stopwatch() as watch: ...`, then `watch.seconds`."""
-    watch = _Watch()
+    watch = SimpleNamespace(seconds=float("nan"))
     start = _synchronised_clock()
     try:
         yield watch

@@ -67,6 +67,7 @@ def test_the_bundled_sample_is_whole_and_balanced(spec, loader, monkeypatch, cap
     for split in SPLITS:
         found, count = loader(split), spec.sample[split].count
         assert found.images.shape == (count, 1 if spec is FASHION_MNIST else 3, *spec.image_shape[:2])
+        assert found.images.is_contiguous()
         assert (found.images.dtype, found.labels.dtype) == (torch.uint8, torch.int64)
         assert torch.bincount(found.labels).tolist() == [count // 10] * 10
         assert (found.name, found.split, found.source) == (spec.name, split, "sample")
@@ -142,6 +143,7 @@ def test_a_subset_is_balanced_and_in_order(cifar):
     ("split", "images", "setting", "message"),
     [
         ("Train", None, {}, r'split must be "train" or "test", not'),
+        ("train", 0, {}, "images must be 1 to 60,000"),
         ("train", 60_001, {}, "images must be 1 to 60,000, which FashionMNIST train has, not 60,001"),
         ("train", None, {"COURSE_DATA": "ful"}, "COURSE_DATA='ful' is not known: use sample, full or auto"),
         ("train", None, {"COURSE_DATA_MIRROR": "ftp://example.org/"}, "ftp://example.org/' is neither an address"),

@@ -5,7 +5,7 @@ import torch
 
 from module_15_advanced_pytorch_internals.recordings import record
 from shared import get_device, stopwatch
-from shared.device import DeviceError, pick_device
+from shared.device import pick_device
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_best_device_or_the_one_that_is_asked_for(machine, cuda, mps, reques
 def test_an_impossible_request_names_what_there_is(machine, request_, monkeypatch):
     machine(cuda=1)
     monkeypatch.setenv("COURSE_DEVICE", request_)
-    with pytest.raises(DeviceError, match=f"COURSE_DEVICE='{request_}' .* Available: cuda, cuda:0, cpu"):
+    with pytest.raises(ValueError, match=f"COURSE_DEVICE='{request_}' .* Available: cuda, cuda:0, cpu"):
         get_device()
 
 

@@ -1,5 +1,7 @@
 """shared.launcher: results, faults, standstills in every collective, nothing left behind."""
 
+import ctypes
+import functools
 import gc
 import linecache
 import multiprocessing as mp
@@ -86,31 +88,35 @@ def test_what_a_notebook_defines_travels_and_its_environment_of_now(monkeypatch)
     def work(factor):
         os.kill(os.getpid(), signal.SIGINT)  # an interrupt of the terminal is not for the ranks
         time.sleep(0.01)  # Python acts on a signal between two operations
-        variables = [os.environ.get(name) for name in ("COURSE_LAUNCH_TEST", "PATH")]
-        return Seen(big * factor, *variables, torch.get_num_threads(), os.getcwd(), dist.get_backend())
+        variables = [os.environ.get(name) for name in ("COURSE_LAUNCH_TEST", "PATH", "GLOO_SOCKET_IFNAME")]
+        settings = torch.get_num_threads(), dist.get_debug_level().name, os.getcwd(), dist.get_backend()
+        return Seen(big * factor, *variables, *settings)
 
     monkeypatch.setenv("COURSE_LAUNCH_TEST", "now")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")
+    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     monkeypatch.delenv("PATH")  # which the server that ranks are forked from still has
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     for seen in launch(work, 2, 3):
         assert isinstance(seen, Seen)
         assert torch.equal(seen.data, big * 3)
-        assert seen.now == ("now", None, 1, os.getcwd(), default_backend(2))
+        assert seen.now == ("now", None, loopback, 1, "INFO", os.getcwd(), default_backend(2))
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 def test_output_comes_back_in_order_of_ranks_without_noise(capsys):
     def speak():
-        print("a line of", dist.get_rank())
+        print("a line of", dist.get_rank(), "\udcff")
         dist.barrier()
-        os.write(1, b"from below\n")
+        below = ctypes.CDLL(None).printf if os.name == "posix" else functools.partial(os.write, 1)
+        below(b"from below\xff\n")
         dist.reduce_scatter_tensor(torch.empty(1), torch.ones(2))  # of which some releases of torch warn
         os.write(2, b"[rank0]:[E1121 21:52:45.53 ProcessGroupGloo.cpp:69] what is in the report\n")
         warnings.warn("another", FutureWarning, stacklevel=1)
 
     launch(speak, 2, backend="gloo")
     out, err = capsys.readouterr()
-    lines = [f"[rank {rank}] {text}" for rank in range(2) for text in (f"a line of {rank}", "from below")]
+    lines = [f"[rank {rank}] {text}" for rank in range(2) for text in (f"a line of {rank} ?", "from below\ufffd")]
     assert out.splitlines() == lines
     assert err.count("FutureWarning: another") == 2
     assert "_tensor" not in err
@@ -124,6 +130,13 @@ def test_impossible_wishes_are_refused():
         launch(os.getpid, 1, timeout=0)
     with pytest.raises(ValueError, match="no backend 'cpu:gloo,cuda:morse'"):
         launch(os.getpid, 1, backend="cpu:gloo,cuda:morse")
+
+
+def test_ranks_that_never_start_are_named(monkeypatch):
+    monkeypatch.setattr("shared.launcher._START_LIMIT", 0)
+    with pytest.raises(LaunchError, match=r"^ranks 0 and 1 did not finish within 0 s\n  rank 0 is starting") as failure:
+        launch(os.getpid, 2, backend="gloo")
+    assert failure.value.ranks == [0, 1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -236,10 +249,23 @@ def sleep_for_ever():
     time.sleep(3600)
 
 
+def deaf():
+    """Asked where it is, it doesn't say."""
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    sleep_for_ever()
+
+
+def end_as_nccl_does():
+    os.write(2, b"Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\nterminate called")
+    os.abort()
+
+
 STANDSTILLS = [
     (2, lambda: dist.barrier() if dist.get_rank() == 0 else sleep_for_ever(), [1], "hung",
      "^rank 1 did not arrive within 2 s; rank 0 waited"),
-    (2, sleep_for_ever, [0, 1], "hung", "^ranks 0 and 1 did not finish within 2 s"),
+    (2, deaf, [0, 1], "hung", "^ranks 0 and 1 did not finish within 2 s"),
+    (2, lambda: sleep_for_ever() if dist.get_rank() else end_as_nccl_does(), [1], "hung", "rank 1 did not arrive"),
     (3, lambda: dist.get_rank() == 2 or dist.barrier(), [2], "hung", "rank 2 had already returned"),
     (2, lambda: dist.send(torch.ones(1), 1 - dist.get_rank()), [0, 1], "deadlock",
      r"^deadlock: ranks 0 and 1 (.*\n)*.*waits in send .*\n.*waits in send "),
@@ -258,7 +284,7 @@ def test_who_keeps_the_others_waiting_is_named_within_the_time_out():
         assert time.monotonic() - start < 20
         return str(failure.value)
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(len(STANDSTILLS)) as pool:
         report, *_ = pool.map(stand_still, STANDSTILLS)
     assert sys.platform == "win32" or "time.sleep(3600)" in report  # on Windows ranks can't be asked where they are
 

@@ -1,6 +1,7 @@
 """Figures: how they are shown and described, the palette, the kinds that notebooks share."""
 
 import base64
+import html
 import io
 import itertools
 import re
@@ -68,7 +69,7 @@ def shown() -> nbformat.NotebookNode:
         draw = lambda step: ax.bar(range(8), [min(i, step) for i in range(8)]) and ax.set(title=f"step {step}")
         for _ in range(2):
             fig, ax = plt.subplots(figsize=(9, 3.6))
-            show_steps(fig, draw, range(6), 'Bars that "grow"\\nstep by step.')
+            show_steps(fig, draw, range(6), 'Bars that "grow" & are < 6,\\nstep by step.')
         """,
     ]
     notebook = new_notebook(cells=[new_code_cell(textwrap.dedent(cell)) for cell in cells])
@@ -91,18 +92,20 @@ def test_a_figure_is_stored_once_with_its_text_and_its_size(shown):
 @pytest.mark.notebook
 def test_a_player_has_its_frames_a_still_picture_and_no_address(shown):
     first, second = shown.cells[1].outputs
-    html = first.data["text/html"]
-    assert html == second.data["text/html"], "the same in each run"
-    assert len(html) < 300_000
-    assert "://" not in html
-    assert "fa-" not in html, "a button without a sign"
-    frames = [base64.b64decode(found) for found in re.findall(r'] = "data:image/png;base64,([^"]*)"', html)]
+    page = first.data["text/html"]
+    assert page == second.data["text/html"], "the same in each run"
+    assert len(page) < 300_000
+    assert "://" not in page
+    assert "fa-" not in page, "a button without a sign"
+    frames = [base64.b64decode(found) for found in re.findall(r'] = "data:image/png;base64,([^"]*)"', page)]
     assert len(set(frames)) == 6
     assert {Image.open(io.BytesIO(frame)).size for frame in frames} == {(9 * 144, round(3.6 * 144))}
-    still = re.search(r'<img class="still" width="\d+" alt="([^"]*)" src="data:image/png;base64,([^"]*)"', html)
-    assert still[1] == "Bars that &quot;grow&quot; step by step."
+    still = re.search(r'<img class="still" width="\d+" alt="([^"]*)" src="data:image/png;base64,([^"]*)"', page)
+    text = 'Bars that "grow" & are < 6, step by step.'
+    assert html.unescape(still[1]) == text
+    assert "<" not in still[1]
     assert base64.b64decode(still[2]) == base64.b64decode(first.data["image/png"]), "what GitHub and print show"
-    assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == 'Bars that "grow" step by step.'
+    assert first.metadata["image/png"]["alt"] == first.data["text/plain"] == text
     read = SimpleNamespace(code=[Cell(cell) for cell in shown.cells])
     complaints = [*outputs.outputs(read), *outputs.alternative_text(read), *outputs.palette(read)]
     assert complaints == [], "lint has nothing to say"
@@ -215,6 +218,8 @@ def test_image_grid_shows_every_image_in_order_on_the_whole_scale():
     assert [ax.get_title() for ax in shown] == [str(i) for i in range(11)]
     brightness = [float(ax.images[0].get_array().mean()) for ax in shown]
     assert brightness == pytest.approx([i / 10 for i in range(11)])
+    assert {ax.images[0].get_clim() for ax in shown} == {(0, 1)}
+    assert image_grid(torch.ones(1, 4, 4)).axes[0].images[0].get_array().max() == 0, "all alike is no mistake"
     for shape in ((3, 8, 8), (3, 3, 8, 8)):
         assert len([ax for ax in image_grid(torch.rand(shape)).axes if ax.images]) == 3
     with pytest.raises(ValueError, match=r"images must be .*, got \(2, 4, 8, 8\)"):
@@ -229,6 +234,9 @@ def test_curves_and_bars_label_what_they_draw():
     assert left.lines[0].get_xdata().tolist() == [10, 20, 30]
     assert left.lines[0].get_linestyle() != left.lines[1].get_linestyle()
     assert (left.get_title(loc="left"), left.get_xlabel(), left.get_ylabel()) == ("T", "step", "loss")
+    curves(left, {"noisy": [1, 2], "too": [2, 1]}, dashes=False)
+    assert {line.get_linestyle() for line in left.lines[2:]} == {"-"}
+    assert curves(plt.figure().subplots(), {"alone": [1, 2]}).get_legend() is None
     bars(right, {"one": 1.0, "two": 2.5}, form="{:.1f}")
     assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
     assert [bar.get_width() for bar in right.patches] == [1.0, 2.5]

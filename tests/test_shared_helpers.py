@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared import compare, expect_error, measure, pretty_seconds, quiet, seed_everything, stopwatch
-from shared.errors import NothingRaised
+from shared import compare, expect_error, make_generator, measure, pretty_seconds, quiet, seed_everything, stopwatch
+from shared.text import wrapped
 
 
 def test_one_seed_for_all_generators():
@@ -29,6 +29,7 @@ def test_one_seed_for_all_generators():
         assert draw() == first
         seed_everything(8)
         assert all(a != b for a, b in zip(draw(), first, strict=True))
+    assert make_generator(3).initial_seed() == 3
 
 
 # ---------------------------------------------------------------- timing
@@ -59,6 +60,7 @@ def test_a_time_is_that_of_one_call_and_rough_ones_take_a_tenth(monkeypatch):
     assert str(timings["short"]) == "short: 2 ms (2 ms to 2 ms)"
     assert str(timings["long"]) == "long: 20 ms (10 ms to 30 ms)"
 
+    assert measure(taking(5.0), seconds=1).median == 5, "once at least"
     calls.clear()
     monkeypatch.setenv("COURSE_TIMING", "rough")
     measure(taking(0.0625), seconds=10, blocks=4)
@@ -109,12 +111,13 @@ def test_no_printed_line_is_wider_than_the_column(length, capsys):
     assert max(map(len, printed)) <= 96
     assert printed[1].endswith(" ...")
     assert printed[2].endswith("y ...")
+    assert wrapped("x" * 90 + " --no-deps").endswith("\n--no-deps"), "no word is cut at a hyphen"
 
 
 def test_what_is_not_the_expected_failure_fails():
-    with pytest.raises(NothingRaised, match="expected RuntimeError, but nothing was raised"), expect_error():
+    with pytest.raises(AssertionError, match="expected RuntimeError, but nothing was raised"), expect_error():
         pass
-    with pytest.raises(NothingRaised, match="matching 'in-place', got RuntimeError: other"):  # noqa: SIM117
+    with pytest.raises(AssertionError, match="matching 'in-place', got RuntimeError: other"):  # noqa: SIM117
         with expect_error(match="in-place"):
             raise RuntimeError("other")
     with pytest.raises(KeyError), expect_error(RuntimeError):

