@@ -1,7 +1,6 @@
 """What every topic's checks are held to; a topic's test file fills in right and wrong answers.
 
-    class TestChecks(CheckProtocol):
-        TOPIC = "15-01"
+    class TestChecks(CheckProtocol, topic="15-01"):
         CHECKS = {"Swish": check.swish, ...}
         ...
 
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from course import exercise_form, mutate
-from course.lesson_code import answers
+from course.lesson_code import answers, definitions, fresh_namespace, run_source
 from course.skeleton import skeleton
 from shared.checks.exercise import Exercise, exercises_of
 from shared.checks.report import Item, Result
@@ -29,24 +28,39 @@ _OUTCOMES: dict[tuple[str, str, str | None], Result] = {}  # (topic, name, wrong
 
 
 class CheckProtocol:
-    """Run for each exercise of a topic.
+    """Run for each exercise of a topic; `given` are names that answers use and the lesson defines, the setup cell's at
+    least.
 
     Attributes:
-        TOPIC: its number.
         CHECKS: name of the answer → its check.
+        RIGHT: name → right answers that are written otherwise, two or more.
+        WRONG: name → {what is wrong with it: (regular expression for what is said of an item that fails, the answer)}.
+            Instead of an answer there may be texts, here and in a tuple of RIGHT's: (…, old, new, old, new), each of
+            which is replaced in the notebook's own answer (`edited`).
         ANSWERS, STUBS: what the full and the student edition define under these names.
         IDLE: what the student edition defines if every stub returns None, and if it returns its first argument.
-        RIGHT: name → right answers that are written otherwise, two or more.
-        WRONG: name → {what is wrong with it: (the answer, regular expression for what is said of an item that fails)}.
     """
 
-    TOPIC: ClassVar[str]
     CHECKS: ClassVar[Mapping[str, Exercise]]
-    ANSWERS: ClassVar[Mapping[str, Any]]
-    STUBS: ClassVar[Mapping[str, Any]]
-    IDLE: ClassVar[Sequence[Mapping[str, Any]]]
     RIGHT: ClassVar[Mapping[str, Sequence[Any]]]
-    WRONG: ClassVar[Mapping[str, Mapping[str, tuple[Any, str]]]]
+    WRONG: ClassVar[Mapping[str, Mapping[str, tuple]]]
+
+    def __init_subclass__(cls, topic: str, given: Mapping[str, Any] | None = None) -> None:
+        cls.TOPIC, given = topic, given or definitions(topic)
+        cls.ANSWERS = answers(topic, given=given)
+        cls.STUBS = answers(topic, edit=exercise_form.student_source, given=given)
+        cls.IDLE = _idle(topic, given)
+
+        def made(name: str, *answer: Any) -> Any:
+            return edited(topic, name, given, *answer) if isinstance(answer[0], str) else answer[0]
+
+        cls.RIGHT = {
+            name: [made(name, *one) if _are_texts(one) else one for one in right] for name, right in cls.RIGHT.items()
+        }
+        cls.WRONG = {
+            name: {label: (says, made(name, *answer)) for label, (says, *answer) in table.items()}
+            for name, table in cls.WRONG.items()
+        }
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "wrong" in metafunc.fixturenames:
@@ -76,7 +90,7 @@ class CheckProtocol:
         """What the check says of a wrong answer, or of the notebook's own; found once for all tests."""
         key = (self.TOPIC, name, wrong)
         if key not in _OUTCOMES:
-            _OUTCOMES[key] = self.CHECKS[name].run(self.ANSWERS[name] if wrong is None else self.WRONG[name][wrong][0])
+            _OUTCOMES[key] = self.CHECKS[name].run(self.ANSWERS[name] if wrong is None else self.WRONG[name][wrong][1])
         return _OUTCOMES[key]
 
     def test_the_notebooks_own_answer_passes(self, name):
@@ -89,7 +103,7 @@ class CheckProtocol:
 
     def test_a_wrong_answer_is_rejected_for_the_right_reason(self, name, wrong):
         """The hint beside it repeats no expression of the solution; the folded one that it names may."""
-        message, cell = self.WRONG[name][wrong][1], answer_cell(self.TOPIC, name)
+        message, cell = self.WRONG[name][wrong][0], answer_cell(self.TOPIC, name)
         failures = self.rejections(name, wrong)
         # not what has passed: its name is no reason
         shown = "\n".join(line for failure in failures for line in failure.lines())
@@ -150,7 +164,7 @@ class CheckProtocol:
         return result.failures
 
 
-def idle(topic: str, given: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def _idle(topic: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The topic's answers if all that a student has to write does nothing: returns None, or its first argument."""
 
     def returning(source: str, first: bool) -> str:
@@ -165,6 +179,28 @@ def idle(topic: str, given: Mapping[str, Any] | None = None) -> list[dict[str, A
         return ast.unparse(tree)
 
     return [answers(topic, edit=lambda source, f=first: returning(source, f), given=given) for first in (False, True)]
+
+
+def _are_texts(answer: Any) -> bool:
+    return isinstance(answer, tuple) and isinstance(answer[0], str)
+
+
+def edited(topic: str, name: str, given: Mapping[str, Any], *texts: str) -> Any:
+    """The notebook's answer `name` with each `old` of the texts (old, new, ...) replaced.
+
+    Lines after the first stand in both texts as if the line in which `old` begins were not indented.
+    """
+    cell = answer_cell(topic, name)
+    source = sources(topic)[cell]
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        before = source.partition(old.partition("\n")[0])[0].rpartition("\n")[2]
+        margin = "\n" + before[: len(before) - len(before.lstrip())]
+        found = old.replace("\n", margin)
+        assert found in source, f"{cell} has no {old!r}"
+        source = source.replace(found, new.replace("\n", margin))
+    namespace = fresh_namespace(given)
+    run_source(source, cell, namespace)
+    return namespace[name]
 
 
 # ---------------------------------------------------------------- the notebook's texts

@@ -178,7 +178,11 @@ def test_what_breaks_after_a_failure_could_not_be_judged():
 # ---------------------------------------------------------------- interrupts and endless answers
 
 
-def test_an_endless_answer_ends_with_the_line_where_it_was():
+@pytest.mark.parametrize("timer", [True, False], ids=["timer signal", "without one, as on Windows"])
+def test_an_endless_answer_ends_with_the_line_where_it_was(timer, monkeypatch):
+    if not timer:
+        monkeypatch.delattr(signal, "setitimer", raising=False)
+
     def endless(x):
         while True:
             with contextlib.suppress(Exception):

@@ -2,26 +2,21 @@
 
 import torch
 import torch.nn.functional as F
-from answer_variants import variants
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
 from shared.checks import topic_15_01 as check
 
-ANSWERS = answers("15-01")
-NAMES = {
-    "runs": "nodes_that_run",
-    "swish": "Swish",
-    "quantise": "Quantise",
-    "recorder": "ActivationRecorder",
-    "norms": "image_norms",
-    "fused": "step_in_backward",
+CHECKS = {
+    "nodes_that_run": check.nodes_that_run,
+    "Swish": check.swish,
+    "Quantise": check.quantise,
+    "ActivationRecorder": check.activation_recorder,
+    "image_norms": check.image_norms,
+    "step_in_backward": check.step_in_backward,
 }
-variant = variants("15-01", NAMES, definitions("15-01"))
 RIGHT, WRONG = {}, {}
 
 # ---------------------------------------------------------------- which nodes run
@@ -56,22 +51,15 @@ def runs_recursive(loss, inputs):
     return {node for node, does in memo.items() if does}
 
 
-def runs(old, new):
-    return variant("runs", (old, new))
-
-
-_ALL = "    return runs\n"
-RIGHT["nodes_that_run"] = [runs_to_a_fixpoint, runs(_ALL, "    return frozenset(runs)\n")]
+ALL = "return runs"
+RIGHT["nodes_that_run"] = [runs_to_a_fixpoint, (ALL, "return frozenset(runs)")]
 WRONG["nodes_that_run"] = {
-    "a list": (runs(_ALL, "    return list(runs)\n"), "returns a set"),
-    "the whole graph": (runs(_ALL, "    return set(fed_by)\n"), "too many"),
-    "the first input only": (runs("for t in inputs]", "for t in inputs[:1]]"), "not found"),
-    "by running": (
-        runs(_ALL, "    torch.autograd.grad(loss, inputs, retain_graph=True)\n    return runs\n"),
-        "no node is run",
-    ),
-    "recursion": (runs_recursive, "long chains[\\s\\S]*Hint 2"),
-    "every path": (runs("            if node not in runs:\n", "            if True:\n"), "doublings"),
+    "a list": ("returns a set", ALL, "return list(runs)"),
+    "the whole graph": ("too many", ALL, "return set(fed_by)"),
+    "the first input only": ("not found", "for t in inputs]", "for t in inputs[:1]]"),
+    "by running": ("no node is run", ALL, f"torch.autograd.grad(loss, inputs, retain_graph=True)\n{ALL}"),
+    "recursion": ("long chains[\\s\\S]*Hint 2", runs_recursive),
+    "every path": ("doublings", "if node not in runs:", "if True:"),
 }
 
 # ---------------------------------------------------------------- Swish
@@ -97,44 +85,46 @@ class SwishByExp(Function):
         return (s + x * s * (1 - s)).mul(g)
 
 
-def swish(*changes):
-    return variant("swish", *changes)
-
-
-_VALUE = "return x * torch.sigmoid(x)"
-_SAVE = "ctx.save_for_backward(*inputs)"
-_SAVE_MORE = "ctx.save_for_backward(*inputs, torch.sigmoid(inputs[0]))"
-_BACK = "return grad_output * sigmoid"
-_SIGMOID = "        sigmoid = torch.sigmoid(x)\n"
-_UNPACK = "(x,) = ctx.saved_tensors"
-RIGHT["Swish"] = [SwishByExp, swish((_VALUE, "return F.logsigmoid(x).exp_().mul_(x)"))]
+VALUE = "return x * torch.sigmoid(x)"
+SAVE = "ctx.save_for_backward(*inputs)"
+SAVE_MORE = "ctx.save_for_backward(*inputs, torch.sigmoid(inputs[0]))"
+BACK = "return grad_output * sigmoid"
+SIGMOID = "sigmoid = torch.sigmoid(x)"
+UNPACK = "(x,) = ctx.saved_tensors"
+RIGHT["Swish"] = [SwishByExp, (VALUE, "return F.logsigmoid(x).exp_().mul_(x)")]
 WRONG["Swish"] = {
-    "a function": (F.silu, "derived from Function"),
-    "value overflows": (swish((_VALUE, "return x * torch.exp(x) / (1 + torch.exp(x))")), "value is x[\\s\\S]*Hint 3"),
-    "value in float32": (swish((_VALUE, "return F.silu(x.float()).to(x.dtype)")), "value is x[\\s\\S]*float64"),
-    "in place": (swish((_VALUE, "return x.mul_(torch.sigmoid(x)).clone()")), "x stays as it is"),
-    "no grad_output": (swish((_BACK, "return sigmoid")), "contract of backward"),
-    "gradient in float32": (swish((_UNPACK, "x = ctx.saved_tensors[0].float()")), "grad_output · f'[\\s\\S]*float64"),
+    "a function": ("derived from Function", F.silu),
+    "value overflows": ("value is x[\\s\\S]*Hint 3", VALUE, "return x * torch.exp(x) / (1 + torch.exp(x))"),
+    "value in float32": ("value is x[\\s\\S]*float64", VALUE, "return F.silu(x.float()).to(x.dtype)"),
+    "in place": ("x stays as it is", VALUE, "return x.mul_(torch.sigmoid(x)).clone()"),
+    "no grad_output": ("contract of backward", BACK, "return sigmoid"),
+    "gradient in float32": ("grad_output · f'[\\s\\S]*float64", UNPACK, "x = ctx.saved_tensors[0].float()"),
     "slope cut off": (
-        swish((_SIGMOID, "        sigmoid = torch.where(x < -20, 0, torch.sigmoid(x))\n")),
         "gradient is grad_output[\\s\\S]*float64",
+        SIGMOID,
+        "sigmoid = torch.where(x < -20, 0, torch.sigmoid(x))",
     ),
-    "x of the last call": (
-        swish((_SAVE, f"{_SAVE}\n        Swish.x = inputs[0]"), (_UNPACK, "x = Swish.x")),
-        "gradient is grad_output",
-    ),
-    "writes into grad_output": (swish((_BACK, "return grad_output.mul_(sigmoid)")), "grad_output stays as it is"),
-    "gradient without a graph": (swish((_UNPACK, "x = ctx.saved_tensors[0].detach()")), "gradgradcheck accept"),
+    "x of the last call": ("gradient is grad_output", SAVE, f"{SAVE}\nSwish.x = inputs[0]", UNPACK, "x = Swish.x"),
+    "writes into grad_output": ("grad_output stays as it is", BACK, "return grad_output.mul_(sigmoid)"),
+    "gradient without a graph": ("gradgradcheck accept", UNPACK, "x = ctx.saved_tensors[0].detach()"),
     "sigmoid from forward": (
-        swish((_SAVE, _SAVE_MORE), (_UNPACK, "(x, sigmoid) = ctx.saved_tensors"), (_SIGMOID, "")),
         "gradgradcheck[\\s\\S]*Hint 2",
+        SAVE,
+        SAVE_MORE,
+        UNPACK,
+        "(x, sigmoid) = ctx.saved_tensors",
+        SIGMOID,
+        "",
     ),
     "saves the output too": (
-        swish((_SAVE, "ctx.save_for_backward(*inputs, output)"), (_UNPACK, "(x, _) = ctx.saved_tensors")),
         "nothing else",
+        SAVE,
+        "ctx.save_for_backward(*inputs, output)",
+        UNPACK,
+        "(x, _) = ctx.saved_tensors",
     ),
-    "no rule for vmap": (swish(("generate_vmap_rule = True", "generate_vmap_rule = False")), "torch.func can"),
-    "an attribute": (swish((_SAVE, "ctx.x = inputs[0]"), (_UNPACK, "x = ctx.x")), "save_for_backward notices"),
+    "no rule for vmap": ("torch.func can", "generate_vmap_rule = True", "generate_vmap_rule = False"),
+    "an attribute": ("save_for_backward notices", SAVE, "ctx.x = inputs[0]", UNPACK, "x = ctx.x"),
 }
 
 # ---------------------------------------------------------------- quantiser
@@ -159,28 +149,28 @@ class QuantiseByComparison(Function):
         return torch.where(ctx.saved_tensors[0], g, torch.zeros_like(g)), None
 
 
-def quantise(*changes):
-    return variant("quantise", *changes)
-
-
-_ROUND = "torch.round((x.clamp(-1, 1) + 1) / 2 * steps)"
-_WHERE = "torch.where(inside, grad_output, 0)"
-RIGHT["Quantise"] = [QuantiseByComparison, quantise((_WHERE, "grad_output.masked_fill(~inside, 0)"))]
+ROUND = "torch.round((x.clamp(-1, 1) + 1) / 2 * steps)"
+WHERE = "torch.where(inside, grad_output, 0)"
+RIGHT["Quantise"] = [QuantiseByComparison, (WHERE, "grad_output.masked_fill(~inside, 0)")]
 WRONG["Quantise"] = {
-    "clamps in place": (quantise(("x.clamp(-1, 1)", "x.clamp_(-1, 1)")), "x stays as it is"),
-    "rounds down": (quantise(("torch.round", "torch.floor")), "nearest level"),
-    "always float32": (quantise(("x.clamp(-1, 1)", "x.float().clamp(-1, 1)")), "nearest level[\\s\\S]*float64"),
+    "clamps in place": ("x stays as it is", "x.clamp(-1, 1)", "x.clamp_(-1, 1)"),
+    "rounds down": ("nearest level", "torch.round", "torch.floor"),
+    "always float32": ("nearest level[\\s\\S]*float64", "x.clamp(-1, 1)", "x.float().clamp(-1, 1)"),
     "levels on the CPU": (
-        quantise((_ROUND, f"torch.linspace(0, steps, levels).to(x.dtype)[{_ROUND}.long().cpu()]")),
         "nearest level[\\s\\S]*meta",
+        ROUND,
+        f"torch.linspace(0, steps, levels).to(x.dtype)[{ROUND}.long().cpu()]",
     ),
-    "identity": (quantise((_WHERE, "grad_output")), "gradient is grad_output where"),
-    "open interval": (quantise(("x.abs() <= 1", "x.abs() < 1")), "gradient is grad_output where"),
-    "multiplied by the mask": (quantise((_WHERE, "grad_output * inside")), "nan[\\s\\S]*an infinite grad_output"),
-    "writes into grad_output": (quantise((_WHERE, "grad_output.masked_fill_(~inside, 0)")), "grad_output stays"),
+    "identity": ("gradient is grad_output where", WHERE, "grad_output"),
+    "open interval": ("gradient is grad_output where", "x.abs() <= 1", "x.abs() < 1"),
+    "multiplied by the mask": ("nan[\\s\\S]*an infinite grad_output", WHERE, "grad_output * inside"),
+    "writes into grad_output": ("grad_output stays", WHERE, "grad_output.masked_fill_(~inside, 0)"),
     "keeps x": (
-        quantise(("(x.abs() <= 1)", "(x)"), ("torch.where(inside", "torch.where(inside.abs() <= 1")),
         "one byte[\\s\\S]*256 bytes",
+        "(x.abs() <= 1)",
+        "(x)",
+        "torch.where(inside",
+        "torch.where(inside.abs() <= 1",
     ),
 }
 
@@ -209,35 +199,34 @@ class OneHookForAll:
         return False
 
 
-def recorder(old, new):
-    return variant("recorder", (old, new))
-
-
-_EXIT = "        for handle in self.handles:\n            handle.remove()\n"
-_FRESH = "self.activations = {name: [] for name in self.names}"
-_LOOK = "        for name in self.names:\n            if name not in modules:\n"
+EXIT = "for handle in self.handles:\n    handle.remove()"
+FRESH = "self.activations = {name: [] for name in self.names}"
+LOOK = "for name in self.names:\n    if name not in modules:"
 RIGHT["ActivationRecorder"] = [check.activation_recorder.stand_in(), OneHookForAll]
 WRONG["ActivationRecorder"] = {
-    "enter returns None": (recorder("        return self\n", ""), "gives the recorder"),
-    "late binding": (recorder(", name: str = name", ""), "each name has a list[\\s\\S]*Hint 4"),
-    "shares memory": (recorder(".clone()", ""), "as it was then[\\s\\S]*Hint 2"),
-    "not detached": (recorder(".detach()", ""), "are detached"),
-    "never to the CPU": (recorder(".cpu()", ""), "on the CPU"),
+    "enter returns None": ("gives the recorder", "return self", ""),
+    "late binding": ("each name has a list[\\s\\S]*Hint 4", ", name: str = name", ""),
+    "shares memory": ("as it was then[\\s\\S]*Hint 2", ".clone()", ""),
+    "not detached": ("are detached", ".detach()", ""),
+    "never to the CPU": ("on the CPU", ".cpu()", ""),
     "hooks stay after an exception": (
-        recorder(_EXIT, "        if exception[0] is not None:\n            return\n" + _EXIT),
         "hooks are gone[\\s\\S]*ValueError",
+        EXIT,
+        f"if exception[0] is not None:\n    return\n{EXIT}",
     ),
     "clears everybody's hooks": (
-        recorder(_EXIT, "        for module in self.model.modules():\n            module._forward_hooks.clear()\n"),
         "hooks are gone[\\s\\S]*Hint 3",
+        EXIT,
+        "for module in self.model.modules():\n    module._forward_hooks.clear()",
     ),
-    "swallows the exception": (recorder("handles.clear()\n", "handles.clear()\n        return True\n"), "goes on"),
-    "keeps old recordings": (recorder(_FRESH, _FRESH.replace("= {", "= self.activations or {")), "starts afresh"),
+    "swallows the exception": ("goes on", "handles.clear()", "handles.clear()\nreturn True"),
+    "keeps old recordings": ("starts afresh", FRESH, FRESH.replace("= {", "= self.activations or {")),
     "skips an unknown name": (
-        recorder(_LOOK, "        self.names = [name for name in self.names if name in modules]\n" + _LOOK),
         "unknown name raises KeyError",
+        LOOK,
+        f"self.names = [name for name in self.names if name in modules]\n{LOOK}",
     ),
-    "registers while looking": (recorder(_LOOK, _LOOK.replace("self.names", "()")), "after entering with the name"),
+    "registers while looking": ("after entering with the name", LOOK, LOOK.replace("self.names", "()")),
 }
 
 # ---------------------------------------------------------------- image norms
@@ -270,37 +259,34 @@ def many_backwards(model, x, y):
     return torch.stack(found)
 
 
-def norms(*changes):
-    return variant("norms", *changes)
-
-
-_SUM = "torch.stack(squares).sum(dim=0).sqrt()"
-_GRAD = "torch.autograd.grad(loss, list(model.parameters()))"
-_FINALLY = "    finally:\n        for handle in handles:\n            handle.remove()\n"
-_BY_TENSOR_HOOKS = (
-    ("                handles.append(layer.register_full_backward_pre_hook(backward_hook))\n", ""),
-    ("].detach()\n", "].detach()\n        output.register_hook(lambda delta: backward_hook(layer, [delta]))\n"),
+SUM = "torch.stack(squares).sum(dim=0).sqrt()"
+GRAD = "torch.autograd.grad(loss, list(model.parameters()))"
+FINALLY = "finally:\n    for handle in handles:\n        handle.remove()"
+BY_TENSOR_HOOKS = (
+    "handles.append(layer.register_full_backward_pre_hook(backward_hook))",
+    "",
+    "].detach()",
+    "].detach()\noutput.register_hook(lambda delta: backward_hook(layer, [delta]))",
 )
-RIGHT["image_norms"] = [norms_with_backward, norms(*_BY_TENSOR_HOOKS)]
+RIGHT["image_norms"] = [norms_with_backward, BY_TENSOR_HOOKS]
 WRONG["image_norms"] = {
-    "always float64": (norms((_SUM, _SUM + ".double()")), "dtype of x"),
+    "always float64": ("dtype of x", SUM, SUM + ".double()"),
     "added up in float32 and cast back": (
-        norms((_SUM, "torch.stack(squares).float().sum(dim=0).sqrt().to(x.dtype)")),
         "own gradient[\\s\\S]*in which dtype",
+        SUM,
+        "torch.stack(squares).float().sum(dim=0).sqrt().to(x.dtype)",
     ),
-    "of the mean loss": (norms((', reduction="sum"', "")), "own gradient[\\s\\S]*loss whole"),
-    "without biases": (norms(("layer.bias is not None", "False")), "own gradient"),
-    "with a graph": (norms((_SUM, _SUM + " + 0 * loss")), "False in entry 'graph'"),
-    "the model twice": (norms(("        loss =", "        model(x)\n        loss =")), "calls the model once"),
-    "many backwards": (many_backwards, "runs one backward"),
-    "backward": (norms((_GRAD, "loss.backward()")), ".grad is what it was"),
-    "no finally": (
-        norms(("    finally:\n", "    except ZeroDivisionError:\n        pass\n    else:\n")),
-        "after an error",
-    ),
+    "of the mean loss": ("own gradient[\\s\\S]*loss whole", ', reduction="sum"', ""),
+    "without biases": ("own gradient", "layer.bias is not None", "False"),
+    "with a graph": ("False in entry 'graph'", SUM, SUM + " + 0 * loss"),
+    "the model twice": ("calls the model once", "loss =", "model(x)\nloss ="),
+    "many backwards": ("runs one backward", many_backwards),
+    "backward": (".grad is what it was", GRAD, "loss.backward()"),
+    "no finally": ("after an error", "finally:", "except ZeroDivisionError:\n    pass\nelse:"),
     "swallows the exception": (
-        norms((_FINALLY, "    except Exception:\n        return torch.zeros(len(x))\n" + _FINALLY)),
         "an exception goes on",
+        FINALLY,
+        f"except Exception:\n    return torch.zeros(len(x))\n{FINALLY}",
     ),
 }
 
@@ -326,49 +312,32 @@ def step_lazily(model, make):
     return lambda: [one() for one in undo]
 
 
-def step(*changes):
-    return variant("fused", *changes)
-
-
-_OWN = "optimizers[param].step()"
-_UNDO = "        for handle in handles:\n            handle.remove()\n"
+OWN = "optimizers[param].step()"
+UNDO = "for handle in handles:\n    handle.remove()"
 RIGHT["step_in_backward"] = [check.step_in_backward.stand_in(), step_lazily]
 WRONG["step_in_backward"] = {
-    "gradients of zeros": (step(("param.grad = None", "param.grad.zero_()")), "gradient dropped"),
-    "the loop's last optimizer": (step((_OWN, "optimizers[p].step()")), "its gradient dropped[\\s\\S]*Hint 2"),
-    "weights without biases": (step(("if p.requires_grad", "if p.requires_grad and p.dim() > 1")), "gradient dropped"),
-    "a new optimizer each time": (step((_OWN, "make_optimizer([param]).step()")), "usual loop[\\s\\S]*Hint 1"),
+    "gradients of zeros": ("gradient dropped", "param.grad = None", "param.grad.zero_()"),
+    "the loop's last optimizer": ("its gradient dropped[\\s\\S]*Hint 2", OWN, "optimizers[p].step()"),
+    "weights without biases": ("gradient dropped", "if p.requires_grad", "if p.requires_grad and p.dim() > 1"),
+    "a new optimizer each time": ("usual loop[\\s\\S]*Hint 1", OWN, "make_optimizer([param]).step()"),
     "one optimizer for all": (
-        step(
-            ("make_optimizer([p])\n", "p\n    optimizer = make_optimizer(list(optimizers))\n"),
-            (_OWN, "optimizer.step()"),
-        ),
         "doesn't reach",
+        "make_optimizer([p])",
+        "p",
+        "def step(",
+        "optimizer = make_optimizer(list(optimizers))\n\ndef step(",
+        OWN,
+        "optimizer.step()",
     ),
-    "undoes the first": (step(("for handle in handles:", "for handle in handles[:1]:")), "undoing"),
-    "undoes everybody's": (
-        step((_UNDO, "        for p in optimizers:\n            p._post_accumulate_grad_hooks.clear()\n")),
-        "undoing",
-    ),
+    "undoes the first": ("undoing", "for handle in handles:", "for handle in handles[:1]:"),
+    "undoes everybody's": ("undoing", UNDO, "for p in optimizers:\n    p._post_accumulate_grad_hooks.clear()"),
 }
 
 # ---------------------------------------------------------------- all
 
 
-CHECKS = {
-    "nodes_that_run": check.nodes_that_run,
-    "Swish": check.swish,
-    "Quantise": check.quantise,
-    "ActivationRecorder": check.activation_recorder,
-    "image_norms": check.image_norms,
-    "step_in_backward": check.step_in_backward,
-}
-
-
-class TestChecks(CheckProtocol):
-    TOPIC = "15-01"
-    CHECKS, ANSWERS, RIGHT, WRONG = CHECKS, ANSWERS, RIGHT, WRONG
-    STUBS, IDLE = answers("15-01", edit=student_source), idle("15-01")
+class TestChecks(CheckProtocol, topic="15-01"):
+    CHECKS, RIGHT, WRONG = CHECKS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):
         """Those that would pass their check are among the right answers; the others give what the answer gives."""
@@ -377,7 +346,7 @@ class TestChecks(CheckProtocol):
             assert len(stand_in(torch.tanh(x).sum(), [x])) == 2
         elif name in ("Swish", "Quantise"):
             given = (x,) if name == "Swish" else (x, 5)
-            torch.testing.assert_close(stand_in.apply(*given), ANSWERS[name].apply(*given))
+            torch.testing.assert_close(stand_in.apply(*given), self.ANSWERS[name].apply(*given))
         elif name == "image_norms":
             given = nn.Linear(4, 3), images, torch.randint(3, (5,))
-            torch.testing.assert_close(stand_in(*given), ANSWERS[name](*given))
+            torch.testing.assert_close(stand_in(*given), self.ANSWERS[name](*given))

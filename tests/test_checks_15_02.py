@@ -6,13 +6,11 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
-from answer_variants import variants
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, get_worker_info
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_02 as check
 
 
@@ -29,13 +27,7 @@ CHECKS = {
     "ShardedStream": check.stream,
     "ResumableSampler": check.resume,
 }
-GIVEN = definitions("15-02", "shuffled", "in-batches")
-ANSWERS = answers("15-02", given=GIVEN)
-variant = variants(
-    "15-02",
-    dict(zip(("pad", "bucket", "weighted", "stream", "resume"), CHECKS, strict=True)),
-    {**GIVEN, "in_this_worker": in_this_worker},
-)
+GIVEN = definitions("15-02", "shuffled", "in-batches") | {"in_this_worker": in_this_worker}
 RIGHT = {name: [one.stand_in()] for name, one in CHECKS.items()}
 WRONG = {}
 
@@ -50,18 +42,14 @@ def pad_ones_too(batch):
     return [pad_sequence(sequences, batch_first=True), pad_sequence(ones, batch_first=True), labels]
 
 
-def pad(old, new):
-    return variant("pad", (old, new))
-
-
-_LENGTHS = "lengths = torch.tensor([len(sequence) for sequence in sequences])"
+LENGTHS = "lengths = torch.tensor([len(sequence) for sequence in sequences])"
 RIGHT["pad_collate"] += [pad_ones_too]
 WRONG["pad_collate"] = {
-    "zeros in front": (pad("batch_first=True", 'batch_first=True, padding_side="left"'), "data first, then zeros"),
-    "always float32": (pad("batch_first=True)", "batch_first=True).float()"), "the dtype of the sequences"),
-    "mask of sorted lengths": (pad(_LENGTHS, f"{_LENGTHS}.sort(descending=True)[0]"), "True where there is data"),
-    "mask from the values": (pad("positions < lengths[:, None]", "(padded != 0).any(2)"), "any value may be data"),
-    "labels as floats": (pad("torch.tensor(labels)", "torch.tensor(labels).float()"), "labels: an int64"),
+    "zeros in front": ("data first, then zeros", "batch_first=True", 'batch_first=True, padding_side="left"'),
+    "always float32": ("the dtype of the sequences", "batch_first=True)", "batch_first=True).float()"),
+    "mask of sorted lengths": ("True where there is data", LENGTHS, f"{LENGTHS}.sort(descending=True)[0]"),
+    "mask from the values": ("any value may be data", "positions < lengths[:, None]", "(padded != 0).any(2)"),
+    "labels as floats": ("labels: an int64", "torch.tensor(labels)", "torch.tensor(labels).float()"),
 }
 
 # ---------------------------------------------------------------- bucketing
@@ -80,49 +68,42 @@ class BucketsByNumPy(check._Buckets):
         return iter([batches[i] for i in dice.permutation(len(batches))])
 
 
-def bucket(old, new):
-    return variant("bucket", (old, new))
-
-
-_SEED = 'f"{self.seed} {self.epoch}"'
-_ORDER = "order = dice.sample(bucket, len(bucket))"
+SEED = 'f"{self.seed} {self.epoch}"'
+ORDER = "order = dice.sample(bucket, len(bucket))"
 RIGHT["BucketBatchSampler"] += [BucketsByNumPy]
 WRONG["BucketBatchSampler"] = {
     "a boundary opens the next bucket": (
-        bucket("bisect_left(boundaries, length)", "sum(boundary <= length for boundary in boundaries)"),
         "one bucket",
+        "bisect_left(boundaries, length)",
+        "sum(boundary <= length for boundary in boundaries)",
     ),
     "the same list for all batches": (
-        bucket("yield from batches", "one = []\n        for one[:] in batches:\n            yield one"),
         "indices that come twice",
+        "yield from batches",
+        "one = []\nfor one[:] in batches:\n    yield one",
     ),
-    "drawn with replacement": (
-        bucket(_ORDER, "order = dice.choices(bucket, k=len(bucket))"),
-        "indices that come twice",
-    ),
-    "drop_last does nothing": (bucket("self.batch_size, self.drop_last)", "self.batch_size)"), "drop_last=True"),
+    "drawn with replacement": ("indices that come twice", ORDER, "order = dice.choices(bucket, k=len(bucket))"),
+    "drop_last does nothing": ("drop_last=True", "self.batch_size, self.drop_last)", "self.batch_size)"),
     "one division for len": (
-        bucket("        return batches\n", "        return sum(map(len, self.buckets)) // self.batch_size\n"),
         "number of batches",
+        "return batches",
+        "return sum(map(len, self.buckets)) // self.batch_size",
     ),
-    "the seed is ignored": (bucket(_SEED, "self.epoch"), "another epoch or seed"),
-    "the epoch is ignored": (bucket(_SEED, "self.seed"), "another epoch or seed"),
-    "shuffled in place": (bucket(_ORDER, "order = bucket\n            dice.shuffle(order)"), "the same epoch gives"),
+    "the seed is ignored": ("another epoch or seed", SEED, "self.epoch"),
+    "the epoch is ignored": ("another epoch or seed", SEED, "self.seed"),
+    "shuffled in place": ("the same epoch gives", ORDER, "order = bucket\ndice.shuffle(order)"),
     "one generator for each epoch": (
-        variant(
-            "bucket",
-            ("self.epoch = 0\n", "self.set_epoch(0)\n"),
-            ("self.epoch = epoch\n", 'self.dice = random.Random(f"{self.seed} {epoch}")\n'),
-            (f"dice = random.Random({_SEED})", "dice = self.dice"),
-        ),
         "the same epoch gives[\\s\\S]*called again",
+        "self.epoch = 0",
+        "self.set_epoch(0)",
+        "self.epoch = epoch",
+        'self.dice = random.Random(f"{self.seed} {epoch}")',
+        f"dice = random.Random({SEED})",
+        "dice = self.dice",
     ),
-    "the same batches in each epoch": (bucket(_ORDER, "order = bucket"), "shuffled, then cut"),
-    "bucket after bucket": (bucket("        dice.shuffle(batches)\n", ""), "shuffled together"),
-    "the global generator is seeded": (
-        bucket("dice = random.Random(", "dice = random\n        random.seed("),
-        "global generators",
-    ),
+    "the same batches in each epoch": ("shuffled, then cut", ORDER, "order = bucket"),
+    "bucket after bucket": ("shuffled together", "dice.shuffle(batches)", ""),
+    "the global generator is seeded": ("global generators", "dice = random.Random(", "dice = random\nrandom.seed("),
 }
 
 # ---------------------------------------------------------------- weights
@@ -166,47 +147,39 @@ class DrawnOnce(check._Darts):
         return iter(self.drawn) if self.replacement else super().__iter__()
 
 
-def weighted(*changes):
-    return variant("weighted", *changes)
-
-
-_ENDS = "self.weights.cumsum(0)"
-_DARTS = "torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator)"
-_FOUND = "torch.searchsorted(self.ends, darts * self.ends[-1], right=True)"
-_WALKED = "torch.stack([(self.ends <= dart * self.ends[-1]).sum() for dart in darts])"
-_TIMES = "(times / self.weights).topk(self.num_samples, largest=False)"
-_POWERS = "((-times).exp() ** (1 / self.weights)).topk(self.num_samples)"  # 0 for all small weights
+ENDS = "self.weights.cumsum(0)"
+DARTS = "torch.rand(self.num_samples, dtype=torch.float64, generator=self.generator)"
+FOUND = "torch.searchsorted(self.ends, darts * self.ends[-1], right=True)"
+WALKED = "torch.stack([(self.ends <= dart * self.ends[-1]).sum() for dart in darts])"
+TIMES = "(times / self.weights).topk(self.num_samples, largest=False)"
+POWERS = "((-times).exp() ** (1 / self.weights)).topk(self.num_samples)"  # 0 for all small weights
 RIGHT["WeightedSampler"] += [DrawnOneByOne]
 WRONG["WeightedSampler"] = {
-    "numpy's ints": (weighted(("found.tolist()", "found.numpy()")), "num_samples ints"),
-    "len of the weights": (weighted(("return self.num_samples", "return len(self.weights)")), r"len\(\)"),
-    "roots of the weights": (weighted((_ENDS, "self.weights.sqrt().cumsum(0)")), "with replacement: in proportion"),
+    "numpy's ints": ("num_samples ints", "found.tolist()", "found.numpy()"),
+    "len of the weights": (r"len\(\)", "return self.num_samples", "return len(self.weights)"),
+    "roots of the weights": ("with replacement: in proportion", ENDS, "self.weights.sqrt().cumsum(0)"),
     "a little for those of weight 0": (
-        weighted((_ENDS, "torch.where(self.weights == 0, 0.02, self.weights).cumsum(0)")),
         "weight 0 is never drawn",
+        ENDS,
+        "torch.where(self.weights == 0, 0.02, self.weights).cumsum(0)",
     ),
-    "walks for each draw": (
-        # with the other weights it would take minutes
-        weighted((_FOUND, f"{_WALKED} if len(self.weights) == 200_000 else {_FOUND}")),
-        "less than a pass",
-    ),
-    "sums in single precision": (weighted((_ENDS, "self.weights.float().cumsum(0).double()")), "float64"),
-    "darts in single precision": (weighted((_DARTS, f"{_DARTS}.float().double()")), "float64"),
-    "replacement is ignored": (weighted(("if self.replacement:", "if True:")), "what do you remember of a draw"),
-    "unweighted without replacement": (
-        weighted(("times / self.weights", "times / (self.weights > 0)")),
-        "that are left",
-    ),
-    "keys that underflow": (weighted((_TIMES, _POWERS)), "that are left"),
-    "draws again": (DrawsAgain, "until the rarest index"),
-    "drawn once": (DrawnOnce, "each iter draws anew"),
+    "walks for each draw": ("less than a pass", FOUND, f"{WALKED} if len(self.weights) == 200_000 else {FOUND}"),
+    "sums in single precision": ("float64", ENDS, "self.weights.float().cumsum(0).double()"),
+    "darts in single precision": ("float64", DARTS, f"{DARTS}.float().double()"),
+    "replacement is ignored": ("what do you remember of a draw", "if self.replacement:", "if True:"),
+    "unweighted without replacement": ("that are left", "times / self.weights", "times / (self.weights > 0)"),
+    "keys that underflow": ("that are left", TIMES, POWERS),
+    "draws again": ("until the rarest index", DrawsAgain),
+    "drawn once": ("each iter draws anew", DrawnOnce),
     "a generator of its own": (
-        weighted(("= generator\n", "= generator or torch.Generator().manual_seed(0)\n")),
         "or from the global one",
+        "= generator",
+        "= generator or torch.Generator().manual_seed(0)",
     ),
     "calls multinomial": (
-        weighted((_FOUND, "torch.multinomial(self.weights, self.num_samples, True, generator=self.generator)")),
         "draws are your own",
+        FOUND,
+        "torch.multinomial(self.weights, self.num_samples, True, generator=self.generator)",
     ),
 }
 
@@ -229,60 +202,49 @@ class NextByHand(check._Shards):
                 raise RuntimeError(f"{self.shards[place]}: {error}") from error
 
 
-def stream(*changes):
-    return variant("stream", *changes)
-
-
-_READ = "yield from self.read(shard)"
-_SLICE = "            order = order[info.id :: info.num_workers]\n"
-_NO_SLICE = ("if info is not None:", "if False:")
+READ = "yield from self.read(shard)"
+SLICE = "order = order[info.id :: info.num_workers]"
+NO_SLICE = ("if info is not None:", "if False:")
 RIGHT["ShardedStream"] += [NextByHand]
 WRONG["ShardedStream"] = {
-    "no IterableDataset": (stream(("(IterableDataset)", "")), "is an IterableDataset"),
+    "no IterableDataset": ("is an IterableDataset", "(IterableDataset)", ""),
     "neighbours swapped": (
-        stream(
-            (_READ, "samples = iter(self.read(shard))\n                for sample in samples:\n" + " " * 20 + _READ),
-            (_READ, f"yield from islice(samples, 1)\n{' ' * 20}yield sample"),
-        ),
         "in the order of their shard",
+        READ,
+        f"samples = iter(self.read(shard))\nfor sample in samples:\n    {READ}",
+        READ,
+        "yield from islice(samples, 1)\nyield sample",
     ),
-    "the epoch is ignored": (stream(("self.seed + self.epoch", "self.seed")), r"seed \+ epoch[\s\S]*seed 0, epoch 1"),
-    "sharded twice": (stream((_READ, "yield from in_this_worker(self.read(shard))")), "no sample is lost"),
-    "every worker reads all": (stream(_NO_SLICE), "lost or repeated"),
+    "the epoch is ignored": (r"seed \+ epoch[\s\S]*seed 0, epoch 1", "self.seed + self.epoch", "self.seed"),
+    "sharded twice": ("no sample is lost", READ, "yield from in_this_worker(self.read(shard))"),
+    "every worker reads all": ("lost or repeated", *NO_SLICE),
     "each worker has its own order": (
-        stream(("self.seed + self.epoch", "(get_worker_info() or self).seed + self.epoch")),
         "lost or repeated",
+        "self.seed + self.epoch",
+        "(get_worker_info() or self).seed + self.epoch",
     ),
     "every n-th sample": (
-        stream(
-            _NO_SLICE,
-            (
-                "    def __iter__(self)",
-                "    def __iter__(self):\n        return in_this_worker(self.all())\n\n    def all(self)",
-            ),
-        ),
         "each shard is read by one",
+        *NO_SLICE,
+        "def __iter__(self)",
+        "def __iter__(self):\n    return in_this_worker(self.all())\n\ndef all(self)",
     ),
     "parts rounded up": (
-        stream(
-            (
-                _SLICE,
-                "            n = -(-len(order) // info.num_workers)\n            order = order[n * info.id :][:n]\n",
-            )
-        ),
         "differ by at most one",
+        SLICE,
+        "n = -(-len(order) // info.num_workers)\norder = order[n * info.id :][:n]",
     ),
     "all are read at the first sample": (
-        stream(
-            ("for place in order:", "for place, samples in [(i, self.read(self.shards[i])) for i in order]:"),
-            (_READ, "yield from samples"),
-        ),
         "first sample is due",
+        "for place in order:",
+        "for place, samples in [(i, self.read(self.shards[i])) for i in order]:",
+        READ,
+        "yield from samples",
     ),
-    "a shard's samples at once": (stream((_READ, "yield from list(self.read(shard))")), "one by one"),
-    "an error without a name": (stream(("shard {shard}", "a shard")), "an error names the shard"),
-    "an error without its cause": (stream(("from error", "from None")), "an error names the shard"),
-    "errors of one class": (stream(("except Exception", "except OSError")), "an error names the shard"),
+    "a shard's samples at once": ("one by one", READ, "yield from list(self.read(shard))"),
+    "an error without a name": ("an error names the shard", "shard {shard}", "a shard"),
+    "an error without its cause": ("an error names the shard", "from error", "from None"),
+    "errors of one class": ("an error names the shard", "except Exception", "except OSError"),
 }
 
 # ---------------------------------------------------------------- resuming
@@ -320,47 +282,36 @@ class EndsOnlyWhenExhausted(EpochAndPlace):
         self.place = 0
 
 
-def resume(*changes):
-    return variant("resume", *changes)
-
-
-_TRAINED = "self.handed_out - in_flight"
-_LOAD = 'self.handed_out = state["trained"]'
+TRAINED = "self.handed_out - in_flight"
+LOAD = 'self.handed_out = state["trained"]'
 RIGHT["ResumableSampler"] += [EpochAndPlace]
 WRONG["ResumableSampler"] = {
-    "another order": (resume(("self.seed + epoch", "epoch")), "its permutation"),
-    "starts the epoch again": (  # unless a state was loaded
-        resume(
-            (_LOAD, f"{_LOAD}\n        self.loaded = True"),
-            (
-                "        epoch, place",
-                "        if not vars(self).pop('loaded', False):\n"
-                "            self.handed_out -= self.handed_out % self.size\n"
-                "        epoch, place",
-            ),
-        ),
+    "another order": ("its permutation", "self.seed + epoch", "epoch"),
+    "starts the epoch again": (
         "goes on after",
+        LOAD,
+        f"{LOAD}\nself.loaded = True",
+        "epoch, place",
+        "if not vars(self).pop('loaded', False):\n    self.handed_out -= self.handed_out % self.size\nepoch, place",
     ),
-    "ends only when exhausted": (EndsOnlyWhenExhausted, "begins the next one"),
-    "the order in the state": (resume(('"trained": trained', '"trained": trained, "order": [1, 2]')), "survives JSON"),
-    "the epoch isn't loaded": (resume((_LOAD, f"{_LOAD} % self.size")), "goes on from the state"),
-    "adds to where it is": (resume((_LOAD, _LOAD.replace("=", "+="))), "goes on from the state"),
-    "in_flight is ignored": (resume((_TRAINED, "self.handed_out")), "what is not trained on comes again"),
+    "ends only when exhausted": ("begins the next one", EndsOnlyWhenExhausted),
+    "the order in the state": ("survives JSON", '"trained": trained', '"trained": trained, "order": [1, 2]'),
+    "the epoch isn't loaded": ("goes on from the state", LOAD, f"{LOAD} % self.size"),
+    "adds to where it is": ("goes on from the state", LOAD, LOAD.replace("=", "+=")),
+    "in_flight is ignored": ("what is not trained on comes again", TRAINED, "self.handed_out"),
     "in_flight stops at the epoch's beginning": (
-        resume((_TRAINED, f"max({_TRAINED}, self.handed_out // self.size * self.size)")),
         "what is not trained on comes again",
+        TRAINED,
+        f"max({TRAINED}, self.handed_out // self.size * self.size)",
     ),
-    "any seed": (resume((' or state["seed"] != self.seed', "")), "another size or seed[\\s\\S]*seed 1"),
+    "any seed": ("another size or seed[\\s\\S]*seed 1", ' or state["seed"] != self.seed', ""),
 }
 
 # ---------------------------------------------------------------- all
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-02"
+class TestChecks(CheckProtocol, topic="15-02", given=GIVEN):
     CHECKS, RIGHT, WRONG = CHECKS, RIGHT, WRONG
-    ANSWERS, STUBS = ANSWERS, answers("15-02", edit=student_source, given=GIVEN)
-    IDLE = idle("15-02", given=GIVEN)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -368,5 +319,5 @@ def test_a_right_sampler_passes_with_other_seeds_too(seed, monkeypatch):
     """One in a million fails by chance: none of these."""
     start = check.make_generator
     monkeypatch.setattr(check, "make_generator", lambda given=0: start(given + 1000 * (seed + 1)))
-    result = check.weighted.run(ANSWERS["WeightedSampler"])
+    result = check.weighted.run(TestChecks.ANSWERS["WeightedSampler"])
     assert result.status == "passed", str(result)

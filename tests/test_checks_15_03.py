@@ -4,15 +4,13 @@ import copy
 import re
 
 import torch
-from answer_variants import variants
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_03 as check
 
 CHECKS = {
@@ -27,9 +25,6 @@ CELLS = """
     split-to-fused rule-find rule-complete rule-results rule-tensors rule-entries apply-rule remap stems moves
 """
 GIVEN = definitions("15-03", *CELLS.split())
-ANSWERS = answers("15-03", given=GIVEN)
-SLUGS = ("registration", "summary", "groups", "lazy", "surgery")
-variant = variants("15-03", dict(zip(SLUGS, CHECKS, strict=True)), GIVEN)
 RIGHT = {name: [one.stand_in()] for name, one in CHECKS.items() if one.stand_in}
 WRONG = {}
 
@@ -65,49 +60,40 @@ class ByTable(MiniModule):
         object.__delattr__(self, name)
 
 
-def registration(old, new):
-    return variant("registration", (old, new))
-
-
-_DEL = "        object.__delattr__(self, name)\n"
-_NO_HOME = "        if home is None:"
-_RAISE = "            raise TypeError"
+DEL = "object.__delattr__(self, name)"
+NO_HOME = "if home is None:"
+RAISE = "            raise TypeError"
 RIGHT["CarefulModule"] = [
     ByTable,
-    registration("super().__setattr__(name, value)", "object.__setattr__(self, name, value)"),
+    ("super().__setattr__(name, value)", "object.__setattr__(self, name, value)"),
 ]
 WRONG["CarefulModule"] = {
-    "leaves the ordinary attribute": (
-        registration("        self.__dict__.pop(name, None)\n", ""),
-        "takes the name over[\\s\\S]*Hint 2",
-    ),
+    "leaves the ordinary attribute": ("takes the name over[\\s\\S]*Hint 2", "self.__dict__.pop(name, None)", ""),
     "parameters of one class": (
-        registration("if isinstance(value, nn.Parameter):", "if type(value) is nn.Parameter:"),
         "takes the name over",
+        "if isinstance(value, nn.Parameter):",
+        "if type(value) is nn.Parameter:",
     ),
     "a module takes a parameter's name": (
-        registration(' and home != "_parameters":', ":"),
         "raises TypeError[\\s\\S]*a module for a name in _parameters",
+        ' and home != "_parameters":',
+        ":",
     ),
     "a buffer moves to the end": (
-        registration("table != home:", "table != home or (table == '_buffers' and value is not None):"),
         "stays a buffer",
+        "table != home:",
+        "table != home or (table == '_buffers' and value is not None):",
     ),
-    "None becomes an attribute": (
-        registration(_NO_HOME, f"        home = None if value is None else home\n{_NO_HOME}"),
-        "None keeps",
-    ),
-    "empties before it raises": (
-        registration(_RAISE, f"            tables[home].pop(name)\n{_RAISE}"),
-        "changes nothing",
-    ),
-    "ValueError": (registration("raise TypeError", "raise ValueError"), "ValueError: cannot assign"),
+    "None becomes an attribute": ("None keeps", NO_HOME, f"home = None if value is None else home\n{NO_HOME}"),
+    "empties before it raises": ("changes nothing", RAISE, f"            tables[home].pop(name)\n{RAISE}"),
+    "ValueError": ("ValueError: cannot assign", "raise TypeError", "raise ValueError"),
     "a property loses its setter": (
-        registration("super().__setattr__(name, value)", "self.__dict__[name] = value"),
         "go to MiniModule[\\s\\S]*a property",
+        "super().__setattr__(name, value)",
+        "self.__dict__[name] = value",
     ),
-    "del of tables only": (registration(_DEL, "        raise AttributeError(name)\n"), "del removes"),
-    "del of nothing": (registration(_DEL, "        del self.__dict__[name]\n"), "del for a name in nowhere"),
+    "del of tables only": ("del removes", DEL, "raise AttributeError(name)"),
+    "del of nothing": ("del for a name in nowhere", DEL, "del self.__dict__[name]"),
 }
 
 # ---------------------------------------------------------------- summary
@@ -157,59 +143,54 @@ def summarize_by_wrapping(model, *args, **kwargs):
     return rows
 
 
-def summary(*changes):
-    return variant("summary", *changes)
-
-
-_RUN = "model(*args, **kwargs)"
-_HANDLES = "        for handle in handles:\n            handle.remove()\n"
-_MODES = "        for module, mode in modes.items():\n            module.training = mode\n"
+RUN = "model(*args, **kwargs)"
+HANDLES = "    for handle in handles:\n        handle.remove()\n"
+MODES = "for module, mode in modes.items():\n    module.training = mode"
 RIGHT["summarize"] += [summarize_by_wrapping]
 WRONG["summarize"] = {
     "a copy runs": (
-        lambda model, *a, **k: ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
         "runs the model itself",
+        lambda model, *a, **k: TestChecks.ANSWERS["summarize"](copy.deepcopy(model), *a, **k),
     ),
-    "a warm-up": (summary((_RUN, f"{_RUN}; rows.clear(); counted.clear(); {_RUN}")), "runs the model itself, once"),
+    "a warm-up": ("runs the model itself, once", RUN, f"{RUN}; rows.clear(); counted.clear(); {RUN}"),
     "under each of its names": (
-        summary(("model.named_modules():", "model.named_modules(remove_duplicate=False):")),
         "one row for each call[\\s\\S]*Hint 1",
+        "model.named_modules():",
+        "model.named_modules(remove_duplicate=False):",
     ),
-    "kind as a class": (summary(("type(module).__name__", "type(module)")), "one row for each call"),
-    "no dictionaries": (summary(("dict | list | tuple", "list | tuple")), "shapes are[\\s\\S]*Hint 2"),
+    "kind as a class": ("one row for each call", "type(module).__name__", "type(module)"),
+    "no dictionaries": ("shapes are[\\s\\S]*Hint 2", "dict | list | tuple", "list | tuple"),
     "counted by module": (
-        summary(
-            ("set(module.parameters()) - counted", "set() if module in counted else set(module.parameters())"),
-            ("counted.update(new)", "counted.add(module)"),
-        ),
         "counted once[\\s\\S]*Hint 3",
+        "set(module.parameters()) - counted",
+        "set() if module in counted else set(module.parameters())",
+        "counted.update(new)",
+        "counted.add(module)",
     ),
-    "flops of the input": (summary(("flops_of(module, output)", "flops_of(module, args[0])")), "flops are"),
-    "a clock for all": (summary(("clock() - started.pop()", "clock() - started[0]")), "seconds are"),
+    "flops of the input": ("flops are", "flops_of(module, output)", "flops_of(module, args[0])"),
+    "a clock for all": ("seconds are", "clock() - started.pop()", "clock() - started[0]"),
     "only the root in eval mode": (
-        summary(("        model.eval()\n", "        model.training = False\n")),
         "evaluation mode[\\s\\S]*training, no graph",
+        "model.eval()",
+        "model.training = False",
     ),
     "raises its own": (
-        summary(("    finally:\n", "    except Exception as e:\n        raise ValueError from e\n    finally:\n")),
         "exception goes through",
+        "finally:",
+        "except Exception as e:\n    raise ValueError from e\nfinally:",
     ),
-    "the mode of the root for all": (summary((_MODES, "        model.train(modes[model])\n")), "modes, hooks"),
+    "the mode of the root for all": ("modes, hooks", MODES, "model.train(modes[model])"),
     "hooks stay after an interrupt": (
-        summary(
-            (
-                f"    finally:\n{_HANDLES}",
-                f"    except Exception:\n{_HANDLES}        raise\n    else:\n{_HANDLES}    finally:\n",
-            )
-        ),
         "modes, hooks[\\s\\S]*KeyboardInterrupt",
+        f"finally:\n{HANDLES}",
+        f"except Exception:\n{HANDLES}    raise\nelse:\n{HANDLES}finally:\n",
     ),
     "autograd off after an exception": (
-        summary(
-            ("with torch.no_grad():\n            model", "torch.set_grad_enabled(False)\n        model"),
-            ("    finally:\n", "        torch.set_grad_enabled(True)\n    finally:\n"),
-        ),
         "autograd after",
+        "with torch.no_grad():\n    model",
+        "torch.set_grad_enabled(False)\nmodel",
+        "finally:",
+        "    torch.set_grad_enabled(True)\nfinally:",
     ),
 }
 
@@ -245,40 +226,33 @@ def groups_by_owner(model, lr, weight_decay=0.0, layers=(), layer_decay=1.0):
     return found
 
 
-def groups(old, new):
-    return variant("groups", (old, new))
-
-
-_PLAIN = "parameter.ndim < 2 or isinstance(modules[path], NORMS)"
-_DICTIONARIES = '[{"params": ps, "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items()]'
-_FOR_EACH = '[{"params": [p], "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items() for p in ps]'
+PLAIN = "parameter.ndim < 2 or isinstance(modules[path], NORMS)"
+DICTIONARIES = '[{"params": ps, "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items()]'
+FOR_EACH = '[{"params": [p], "lr": rate, "weight_decay": d} for (rate, d), ps in groups.items() for p in ps]'
 RIGHT["param_groups"] += [groups_by_owner]
 WRONG["param_groups"] = {
     "frozen ones, too": (
-        groups("        if not parameter.requires_grad:\n            continue\n", ""),
         r"no frozen one in any[\s\S]*0 in entry 'groups of 0\.weight, which is frozen'[\s\S]*\(a frozen layer\)",
+        "if not parameter.requires_grad:\n    continue",
+        "",
     ),
-    "tied ones twice": (
-        groups("model.named_parameters()", "model.named_parameters(remove_duplicate=False)"),
-        "in one group",
-    ),
+    "tied ones twice": ("in one group", "model.named_parameters()", "model.named_parameters(remove_duplicate=False)"),
     "prefix without the dot": (
-        groups('if f"{path}.".startswith(f"{layer}.")]', "if name.startswith(layer)]"),
         "rates are[\\s\\S]*Hint 1",
+        'if f"{path}.".startswith(f"{layer}.")]',
+        "if name.startswith(layer)]",
     ),
-    "one step too many": (groups("len(layers) - 1 - place", "len(layers) - place"), "rates are"),
-    "by dimension": (groups(_PLAIN, "parameter.ndim < 2"), "no decay"),
-    "by name": (groups(_PLAIN, '"bias" in name or "norm" in name'), "no decay"),
-    "by the class's name": (
-        groups(_PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__'),
-        "no decay",
-    ),
-    "a group each": (groups(_DICTIONARIES, _FOR_EACH), "no two have the same[\\s\\S]*Hint 2"),
-    "an empty group": (groups("    return", "    groups.setdefault((lr, 0.0), [])\n    return"), "no group is empty"),
-    "KeyError": (groups("raise ValueError(", "raise KeyError("), "unknown layer"),
+    "one step too many": ("rates are", "len(layers) - 1 - place", "len(layers) - place"),
+    "by dimension": ("no decay", PLAIN, "parameter.ndim < 2"),
+    "by name": ("no decay", PLAIN, '"bias" in name or "norm" in name'),
+    "by the class's name": ("no decay", PLAIN, 'parameter.ndim < 2 or "Norm" in type(modules[path]).__name__'),
+    "a group each": ("no two have the same[\\s\\S]*Hint 2", DICTIONARIES, FOR_EACH),
+    "an empty group": ("no group is empty", "return", "groups.setdefault((lr, 0.0), [])\nreturn"),
+    "KeyError": ("unknown layer", "raise ValueError(", "raise KeyError("),
     "parameters count as layers": (
-        groups("layer not in modules:", "not any(name.startswith(layer) for name in model.state_dict()):"),
         "unknown layer",
+        "layer not in modules:",
+        "not any(name.startswith(layer) for name in model.state_dict()):",
     ),
 }
 
@@ -304,35 +278,30 @@ class LazyByOnes(check._Lazy):
         self.bias.copy_(given.get("bias", -y.mean(0) * self.length))
 
 
-def lazy(old, new):
-    return variant("lazy", (old, new))
-
-
-_GAIN = "self.gain = nn.Parameter(torch.ones(outputs))"
-_START_LENGTH = "self.length.copy_(torch.where(deviation < 1e-4, 1.0, 1 / deviation))"
-_NEW_LENGTH = "self.length = nn.Parameter(torch.where(deviation < 1e-4, 1.0, 1 / deviation))"
-_START_BIAS = "-self.length * rows.mean(dim=0)"
+GAIN = "self.gain = nn.Parameter(torch.ones(outputs))"
+START_LENGTH = "self.length.copy_(torch.where(deviation < 1e-4, 1.0, 1 / deviation))"
+NEW_LENGTH = "self.length = nn.Parameter(torch.where(deviation < 1e-4, 1.0, 1 / deviation))"
+START_BIAS = "-self.length * rows.mean(dim=0)"
 RIGHT["LazyNormLinear"] += [LazyByOnes]
 WRONG["LazyNormLinear"] = {
-    "a fourth parameter": (
-        lazy("        self.outputs = outputs\n", f"        self.outputs = outputs\n        {_GAIN}\n"),
-        "wait for the first forward",
-    ),
-    "always float32": (lazy(", dtype=x.dtype", ""), "in place"),
-    "other objects": (lazy(_START_LENGTH, _NEW_LENGTH), "in place[\\s\\S]*Hint 3"),
-    "direction of deviation 1": (lazy("normal_(std=0.05)", "normal_()"), "drawn with deviation"),
-    "a loaded bias is started anew": (lazy('if "bias" in lazy:', "if True:"), "was loaded is kept[\\s\\S]*Hint 1"),
-    "count less one": (lazy(", correction=0", ""), "length gives[\\s\\S]*Hint 2"),
-    "a variance below 1e-4": (lazy("deviation < 1e-4", "deviation**2 < 1e-4"), "length gives"),
+    "a fourth parameter": ("wait for the first forward", "self.outputs = outputs", f"self.outputs = outputs\n{GAIN}"),
+    "always float32": ("in place", ", dtype=x.dtype", ""),
+    "other objects": ("in place[\\s\\S]*Hint 3", START_LENGTH, NEW_LENGTH),
+    "direction of deviation 1": ("drawn with deviation", "normal_(std=0.05)", "normal_()"),
+    "a loaded bias is started anew": ("was loaded is kept[\\s\\S]*Hint 1", 'if "bias" in lazy:', "if True:"),
+    "count less one": ("length gives[\\s\\S]*Hint 2", ", correction=0", ""),
+    "a variance below 1e-4": ("length gives", "deviation < 1e-4", "deviation**2 < 1e-4"),
     "mean square less square of the mean": (
-        lazy("rows.std(dim=0, correction=0)", "(rows.square().mean(0) - rows.mean(0).square()).relu().sqrt()"),
         "length gives[\\s\\S]*far from 0",
+        "rows.std(dim=0, correction=0)",
+        "(rows.square().mean(0) - rows.mean(0).square()).relu().sqrt()",
     ),
     "a bias for length 1": (
-        lazy(_START_BIAS, "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)"),
         "bias gives[\\s\\S]*a loaded length",
+        START_BIAS,
+        "-rows.mean(dim=0) * (self.length if 'length' in lazy else 1)",
     ),
-    "of shares the weight": (lazy("made.direction.data.copy_(weight)", "made.direction.data = weight"), "has a copy"),
+    "of shares the weight": ("has a copy", "made.direction.data.copy_(weight)", "made.direction.data = weight"),
 }
 
 # ---------------------------------------------------------------- surgery
@@ -363,55 +332,44 @@ def convert_by_two_passes(state, target, classes):
     return result
 
 
-def surgery(old, new):
-    return variant("surgery", (old, new))
-
-
-_COMPLETE = "    if not report.complete:\n"
-_RETURN = "    return result\n"
+COMPLETE = "if not report.complete:"
+RETURN = "return result"
 RIGHT["convert"] += [convert_by_two_passes]
 WRONG["convert"] = {
-    "the pair": (surgery(_RETURN, "    return result, report\n"), "a dict\\s+got:\\s+'a tuple"),
+    "the pair": ("a dict\\s+got:\\s+'a tuple", RETURN, "return result, report"),
     "dtype of the target": (
-        surgery(_RETURN, "    return {key: result[key].to(net_state[key].dtype) for key in result}\n"),
         "checkpoint's dtype",
+        RETURN,
+        "return {key: result[key].to(net_state[key].dtype) for key in result}",
     ),
-    "interleaved": (surgery("tensor.chunk(3)", "tuple(tensor[k::3] for k in range(3))"), "blocks have new names"),
-    "sorted classes": (surgery("list(classes)", "sorted(classes)"), "chosen classes, in order"),
+    "interleaved": ("blocks have new names", "tensor.chunk(3)", "tuple(tensor[k::3] for k in range(3))"),
+    "sorted classes": ("chosen classes, in order", "list(classes)", "sorted(classes)"),
     "the mean of the stem": (
-        surgery('"patch.weight", fold_stem)', '"patch.weight", lambda w: w.mean(dim=1, keepdim=True))'),
         "stem is folded",
+        '"patch.weight", fold_stem)',
+        '"patch.weight", lambda w: w.mean(dim=1, keepdim=True))',
     ),
     "along the row of patches": (
-        surgery("resize_positions(tensor, grid)", "F.interpolate(tensor.mT, size=grid**2).mT"),
         "positions are resized",
+        "resize_positions(tensor, grid)",
+        "F.interpolate(tensor.mT, size=grid**2).mT",
     ),
-    "takes keys away": (
-        surgery(_RETURN, f'    del state["_orig_mod.steps"]\n{_RETURN}'),
-        "state, net_state and their tensors stay",
-    ),
-    "what is left over is dropped": (
-        surgery(_COMPLETE, "    if report.missing or report.mismatched:\n"),
-        "that is left over",
-    ),
-    "left over without its name": (surgery("left over: {report.left}", "left over"), "that is left over"),
+    "takes keys away": ("state, net_state and their tensors stay", RETURN, f'del state["_orig_mod.steps"]\n{RETURN}'),
+    "what is left over is dropped": ("that is left over", COMPLETE, "if report.missing or report.mismatched:"),
+    "left over without its name": ("that is left over", "left over: {report.left}", "left over"),
     "missing is filled from the target": (
-        surgery(_COMPLETE, "    result = {**net_state, **result}\n    if report.left or report.mismatched:\n"),
         "nothing fills",
+        COMPLETE,
+        "result = {**net_state, **result}\nif report.left or report.mismatched:",
     ),
-    "no look at shapes": (
-        surgery(_COMPLETE, "    if report.left or report.missing:\n"),
-        "of another shape[\\s\\S]*Hint 3",
-    ),
+    "no look at shapes": ("of another shape[\\s\\S]*Hint 3", COMPLETE, "if report.left or report.missing:"),
 }
 
 # ---------------------------------------------------------------- all
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-03"
-    CHECKS, ANSWERS, RIGHT, WRONG = CHECKS, ANSWERS, RIGHT, WRONG
-    STUBS, IDLE = answers("15-03", edit=student_source, given=GIVEN), idle("15-03", GIVEN)
+class TestChecks(CheckProtocol, topic="15-03", given=GIVEN):
+    CHECKS, RIGHT, WRONG = CHECKS, RIGHT, WRONG
 
 
 def test_the_references_count_and_convert_as_pytorch_does():

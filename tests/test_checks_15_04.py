@@ -5,13 +5,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from answer_variants import variants
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_04 as check
 
 CHECKS = {
@@ -22,9 +20,6 @@ CHECKS = {
     "EMA": check.ema,
 }
 GIVEN = definitions("15-04", "log-probabilities", "widened", "followed", "decay", "shadow")
-ANSWERS = answers("15-04", given=GIVEN)
-SLUGS = ("smoothing", "ntxent", "variance", "clip", "ema")
-variant = variants("15-04", dict(zip(SLUGS, CHECKS, strict=True)), GIVEN)
 RIGHT, WRONG = {}, {}
 
 
@@ -49,49 +44,42 @@ def smoothing_by_rows(logits, labels, epsilon=0.1, weight=None, ignore_index=-10
     return losses.to(logits.dtype)
 
 
-def smoothing(*changes):
-    return variant("smoothing", *changes)
-
-
-_PICKED = "losses.gather(1, index.unsqueeze(1)).squeeze(1)"
-_BY_TARGETS = "(losses * F.one_hot(index, wide.shape[1]).movedim(-1, 1)).sum(dim=1)"
-_SPREAD = "(losses.movedim(1, -1) * weight).mean(dim=-1)"
-_OWN_SUM = "(own_weight * kept).sum()"
-_WIDE = "wide = widened(logits)"
-_KEPT = "kept = labels != ignore_index"
-RIGHT["label_smoothing_cross_entropy"] = [smoothing_by_rows, smoothing((_PICKED, _BY_TARGETS))]
+PICKED = "losses.gather(1, index.unsqueeze(1)).squeeze(1)"
+BY_TARGETS = "(losses * F.one_hot(index, wide.shape[1]).movedim(-1, 1)).sum(dim=1)"
+SPREAD = "(losses.movedim(1, -1) * weight).mean(dim=-1)"
+OWN_SUM = "(own_weight * kept).sum()"
+WIDE = "wide = widened(logits)"
+KEPT = "kept = labels != ignore_index"
+RIGHT["label_smoothing_cross_entropy"] = [smoothing_by_rows, (PICKED, BY_TARGETS)]
 WRONG["label_smoothing_cross_entropy"] = {
-    "PyTorch's own": (check.label_smoothing_cross_entropy.stand_in(), "without cross_entropy"),
+    "PyTorch's own": ("without cross_entropy", check.label_smoothing_cross_entropy.stand_in()),
     "spread over the others": (
-        smoothing(("epsilon * of_all", "epsilon * (of_all * wide.shape[1] - of_label) / (wide.shape[1] - 1)")),
         "reductions none",
+        "epsilon * of_all",
+        "epsilon * (of_all * wide.shape[1] - of_label) / (wide.shape[1] - 1)",
     ),
-    "no epsilon of 0": (smoothing((_WIDE, f"epsilon = epsilon or 0.1\n    {_WIDE}")), "reductions none"),
+    "no epsilon of 0": ("reductions none", WIDE, f"epsilon = epsilon or 0.1\n{WIDE}"),
     "the mean of any reduction": (  # told once: all else is right
-        smoothing(("    if reduction ==", "    reduction = 'mean'\n    if reduction ==")),
         r"(?s)\A(?!.*WRONG.*WRONG).*what does each `reduction` return",
+        'if reduction == "sum":',
+        "reduction = 'mean'\nif reduction == \"sum\":",
     ),
-    "everything in float32": (smoothing((_WIDE, "wide = logits.float()")), "reductions none"),
-    "two dimensions only": (smoothing((_SPREAD, "(losses * weight).mean(dim=1)")), r"N, C, d1[\s\S]*the classes\?"),
-    "weights in the first term only": (smoothing((_SPREAD, "losses.mean(dim=1)")), "class weights"),
-    "no weights in the mean": (smoothing((_OWN_SUM, "kept.sum()")), "class weights[\\s\\S]*mean count"),
-    "ignored counts in the mean": (smoothing((_OWN_SUM, "own_weight.sum()")), "ignored labels"),
-    "ignored costs": (smoothing(("loss = torch.where(kept, loss, 0.0)", "loss = loss * 1")), "ignored"),
-    "only negative numbers are ignored": (smoothing((_KEPT, "kept = labels >= 0")), "ignored"),
+    "everything in float32": ("reductions none", WIDE, "wide = logits.float()"),
+    "two dimensions only": (r"N, C, d1[\s\S]*the classes\?", SPREAD, "(losses * weight).mean(dim=1)"),
+    "weights in the first term only": ("class weights", SPREAD, "losses.mean(dim=1)"),
+    "no weights in the mean": ("class weights[\\s\\S]*mean count", OWN_SUM, "kept.sum()"),
+    "ignored counts in the mean": ("ignored labels", OWN_SUM, "own_weight.sum()"),
+    "ignored costs": ("ignored", "loss = torch.where(kept, loss, 0.0)", "loss = loss * 1"),
+    "only negative numbers are ignored": ("ignored", KEPT, "kept = labels >= 0"),
     "writes into the labels": (
-        smoothing(("index = torch.where(kept, labels, 0)", "index = labels.mul_(kept)")),
         "ignored[\\s\\S]*arguments afterwards",
+        "index = torch.where(kept, labels, 0)",
+        "index = labels.mul_(kept)",
     ),
-    "no gradient of the sum": (
-        smoothing(("        loss = loss.sum()\n", "        loss = loss.detach().sum()\n")),
-        "gradients",
-    ),
-    "float32 comes back": (smoothing(("loss.to(logits.dtype)", "loss")), "in the dtype of the logits"),
-    "ones on the CPU": (
-        smoothing(("wide.new_ones(wide.shape[1])", "torch.ones(wide.shape[1])")),
-        "device[\\s\\S]*Hint 3",
-    ),
-    "half precision throughout": (smoothing((_WIDE, "wide = logits")), "10,000[\\s\\S]*Hint 2"),
+    "no gradient of the sum": ("gradients", "    loss = loss.sum()\n", "    loss = loss.detach().sum()\n"),
+    "float32 comes back": ("in the dtype of the logits", "loss.to(logits.dtype)", "loss"),
+    "ones on the CPU": ("device[\\s\\S]*Hint 3", "wide.new_ones(wide.shape[1])", "torch.ones(wide.shape[1])"),
+    "half precision throughout": ("10,000[\\s\\S]*Hint 2", WIDE, "wide = logits"),
 }
 
 
@@ -120,36 +108,31 @@ def ntxent_one_way(first, second, temperature=0.5):
     return ((F.cross_entropy(logits, partner) + F.cross_entropy(logits.T, partner)) / 2).to(first.dtype)
 
 
-def ntxent(old, new):
-    return variant("ntxent", (old, new))
-
-
-_CAT = "torch.cat([first, second])"
-_NTX_WIDE = f"widened({_CAT})"
-_WHERE_FINITE = "torch.where((a := logits.exp().sum(dim=1).log()).isfinite(), a, logits.logsumexp(dim=1))"
-_CROSS_ENTROPY = "F.cross_entropy(logits, partner)"
+CAT = "torch.cat([first, second])"
+NTX_WIDE = f"widened({CAT})"
+WHERE_FINITE = "torch.where((a := logits.exp().sum(dim=1).log()).isfinite(), a, logits.logsumexp(dim=1))"
+CROSS_ENTROPY = "F.cross_entropy(logits, partner)"
 RIGHT["nt_xent_loss"] = [check.nt_xent_loss.stand_in(), ntxent_by_rows]
 WRONG["nt_xent_loss"] = {
-    "one way": (ntxent_one_way, "the mean over all views[\\s\\S]*Hint 1"),
-    "with itself": (ntxent(".masked_fill(itself, -torch.inf)", ""), "the mean over all views"),
-    "-100 for itself": (ntxent("-torch.inf", "-100.0"), "the mean over"),
-    "not normalised": (ntxent("F.normalize(wide, dim=1)", "wide"), "whatever their lengths"),
-    "everything in float32": (ntxent(_NTX_WIDE, f"{_CAT}.float()"), "the mean over"),
-    "one side is a target": (
-        ntxent(_CAT, "torch.cat([first, second.detach()])"),
-        "gradients reach both[\\s\\S]*cuts the graph",
-    ),
-    "partners on the CPU": (ntxent(", device=z.device).roll", ").roll"), "device of the inputs[\\s\\S]*Hint 3"),
-    "float32 comes back": (ntxent(".to(first.dtype)", ""), "10,000, temperature"),
-    "half precision throughout": (ntxent(_NTX_WIDE, _CAT), "10,000, temperature"),
-    "normalised too early": (ntxent(_NTX_WIDE, f"F.normalize({_CAT}, dim=1).float()"), "10,000, temperature"),
+    "one way": ("the mean over all views[\\s\\S]*Hint 1", ntxent_one_way),
+    "with itself": ("the mean over all views", ".masked_fill(itself, -torch.inf)", ""),
+    "-100 for itself": ("the mean over", "-torch.inf", "-100.0"),
+    "not normalised": ("whatever their lengths", "F.normalize(wide, dim=1)", "wide"),
+    "everything in float32": ("the mean over", NTX_WIDE, f"{CAT}.float()"),
+    "one side is a target": ("gradients reach both[\\s\\S]*cuts the graph", CAT, "torch.cat([first, second.detach()])"),
+    "partners on the CPU": ("device of the inputs[\\s\\S]*Hint 3", ", device=z.device).roll", ").roll"),
+    "float32 comes back": ("10,000, temperature", ".to(first.dtype)", ""),
+    "half precision throughout": ("10,000, temperature", NTX_WIDE, CAT),
+    "normalised too early": ("10,000, temperature", NTX_WIDE, f"F.normalize({CAT}, dim=1).float()"),
     "a short softmax": (
-        ntxent(_CROSS_ENTROPY, "logits.softmax(dim=1)[range(len(z)), partner].log().mean().neg()"),
         "10,000, temperature",
+        CROSS_ENTROPY,
+        "logits.softmax(dim=1)[range(len(z)), partner].log().mean().neg()",
     ),
     "exp where it is finite": (
-        ntxent(_CROSS_ENTROPY, f"({_WHERE_FINITE} - logits[range(len(z)), partner]).mean()"),
         "finite gradients, torch.float16",
+        CROSS_ENTROPY,
+        f"({WHERE_FINITE} - logits[range(len(z)), partner]).mean()",
     ),
 }
 
@@ -190,47 +173,47 @@ class VarianceByShift:
         return (self.s2 - self.s1**2 / self.count) / (self.count - correction)
 
 
-def variance(*changes):
-    return variant("variance", *changes)
-
-
-_SEES = "self._add(values.numel(), mean, m2)"
-_SEES_EACH = "for value in values.reshape(-1):\n            self._add(1, value, torch.zeros_like(value))"
-_MERGES = "self._add(other.count, other.mean, other.m2)"
-_WIDEN = "values = widened(values.detach())"
-_NOTHING = "        if not count:\n            return\n"
-RIGHT["RunningVariance"] = [VarianceByShift, variance((_SEES, _SEES_EACH))]
+SEES = "self._add(values.numel(), mean, m2)"
+SEES_EACH = "for value in values.reshape(-1):\n    self._add(1, value, torch.zeros_like(value))"
+MERGES = "self._add(other.count, other.mean, other.m2)"
+WIDEN = "values = widened(values.detach())"
+NOTHING = "if not count:\n    return"
+RIGHT["RunningVariance"] = [VarianceByShift, (SEES, SEES_EACH)]
 WRONG["RunningVariance"] = {
     "sums of squares": (
-        variance(("(values - mean).square().sum()", "values.square().sum() - values.numel() * mean.square()")),
         "far from 0",
+        "(values - mean).square().sum()",
+        "values.square().sum() - values.numel() * mean.square()",
     ),
     "n is the number of rows": (
-        variance(("values.numel()", "(values.shape[0] if values.dim() else 1)")),
         "count, mean and variance",
+        "values.numel()",
+        "(values.shape[0] if values.dim() else 1)",
     ),
-    "mean of means": (variance(("delta * (count / total)", "delta / 2")), "count, mean and variance"),
-    "no delta": (variance((" + delta.square() * (self.count * count / total)", "")), "count, mean and variance"),
+    "mean of means": ("count, mean and variance", "delta * (count / total)", "delta / 2"),
+    "no delta": ("count, mean and variance", " + delta.square() * (self.count * count / total)", ""),
     "an empty batch in update only": (
-        variance((_NOTHING, ""), (_MERGES, f"if other.count:\n            {_MERGES}")),
         "empty batch[\\s\\S]*Hint 2",
+        NOTHING,
+        "",
+        MERGES,
+        f"if other.count:\n    {MERGES}",
     ),
-    "everything in float32": (variance((_WIDEN, "values = values.detach().float()")), "float64 stays"),
-    "halves stay": (variance((_WIDEN, "values = values.detach() * 1.0")), "count as float32"),
+    "everything in float32": ("float64 stays", WIDEN, "values = values.detach().float()"),
+    "halves stay": ("count as float32", WIDEN, "values = values.detach() * 1.0"),
     "merge counts but doesn't shift": (
-        variance((_MERGES, _MERGES.replace("other.mean", "self.mean if self.count else other.mean"))),
         "merging workers",
+        MERGES,
+        MERGES.replace("other.mean", "self.mean if self.count else other.mean"),
     ),
-    "merge empties other": (
-        variance((_MERGES, f"{_MERGES}\n        other.count = 0")),
-        "merging workers[\\s\\S]*which line changes other",
-    ),
-    "a shared tensor": (variance(("self.mean = self.mean + delta", "self.mean += delta")), "merging workers"),
-    "infinity where nothing is left": (variance(("self.mean, math.nan", "self.mean, math.inf")), "nothing can be said"),
-    "keeps the graph": (variance((_WIDEN, "values = widened(values)")), "keeps neither[\\s\\S]*a graph"),
+    "merge empties other": ("merging workers[\\s\\S]*which line changes other", MERGES, f"{MERGES}\nother.count = 0"),
+    "a shared tensor": ("merging workers", "self.mean = self.mean + delta", "self.mean += delta"),
+    "infinity where nothing is left": ("nothing can be said", "self.mean, math.nan", "self.mean, math.inf"),
+    "keeps the graph": ("keeps neither[\\s\\S]*a graph", WIDEN, "values = widened(values)"),
     "keeps the values": (
-        variance((_SEES, f"{_SEES}\n        self.seen = [*getattr(self, 'seen', []), values]")),
         "keeps neither[\\s\\S]*400 values",
+        SEES,
+        f"{SEES}\nself.seen = [*getattr(self, 'seen', []), values]",
     ),
 }
 
@@ -257,65 +240,43 @@ def clip_by_torch(parameters, max_norm, norm_type=2.0, nonfinite="keep"):
     return torch.stack(norms)
 
 
-def clip(*changes):
-    return variant("clip", *changes)
-
-
-_GROUPS = "groups = list(parameters)"
-_FINITE = 'finite = nonfinite == "keep" or all(math.isfinite(norm) for norm in norms)'
-_READS = 'finite = all(math.isfinite(norm) for norm in norms) or nonfinite == "keep"'
-_ONE_NORM = "norms = [torch.linalg.vector_norm(torch.stack(norms), norm_type)] * len(norms)"
-_FACTOR = 'factor = group.get("max_norm", max_norm) / (norm + 1e-6)'
-_CLAMP = "torch._foreach_mul_(of_group, factor.clamp(max=1.0))"
-_ZERO = "torch._foreach_zero_(of_group)"
-_WIDEST = "dtype = torch.promote_types(dtype, grad.dtype)"
+GROUPS = "groups = list(parameters)"
+FINITE = 'finite = nonfinite == "keep" or all(math.isfinite(norm) for norm in norms)'
+READS = 'finite = all(math.isfinite(norm) for norm in norms) or nonfinite == "keep"'
+ONE_NORM = "norms = [torch.linalg.vector_norm(torch.stack(norms), norm_type)] * len(norms)"
+FACTOR = 'factor = group.get("max_norm", max_norm) / (norm + 1e-6)'
+CLAMP = "torch._foreach_mul_(of_group, factor.clamp(max=1.0))"
+ZERO = "torch._foreach_zero_(of_group)"
+WIDEST = "dtype = torch.promote_types(dtype, grad.dtype)"
 RIGHT["clip_grad_norm"] = [check.clip_grad_norm.stand_in(), clip_by_torch]
 WRONG["clip_grad_norm"] = {
-    "enlarges": (clip((".clamp(max=1.0)", "")), "norm and gradients of one set"),
-    "no 1e-6": (clip(("(norm + 1e-6)", "norm")), "norm and gradients of one set"),
-    "always the 2-norm": (clip(("_foreach_norm(of_group, norm_type,", "_foreach_norm(of_group, 2,")), "one set"),
-    "norm afterwards": (clip(("else norms[0]", "else norms[0].clamp(max=max_norm)")), "one set"),
+    "enlarges": ("norm and gradients of one set", ".clamp(max=1.0)", ""),
+    "no 1e-6": ("norm and gradients of one set", "(norm + 1e-6)", "norm"),
+    "always the 2-norm": ("one set", "_foreach_norm(of_group, norm_type,", "_foreach_norm(of_group, 2,"),
+    "norm afterwards": ("one set", "else norms[0]", "else norms[0].clamp(max=max_norm)"),
     "new gradients": (
-        clip(
-            (
-                _CLAMP,
-                "for p in group['params']:\n                if p.grad is not None:\n"
-                "                    p.grad = p.grad * factor.clamp(max=1.0)",
-            )
-        ),
         "in place[\\s\\S]*which tensor object",
+        CLAMP,
+        "for p in group['params']:\n    if p.grad is not None:\n        p.grad = p.grad * factor.clamp(max=1.0)",
     ),
-    "goes through twice": (
-        clip((_GROUPS, f"sum(1 for _ in parameters)\n    {_GROUPS}")),
-        "any iterable[\\s\\S]*through a generator",
-    ),
-    "one norm for all groups": (clip((_FINITE, f"{_ONE_NORM}\n    {_FINITE}")), "groups, each"),
-    "max_norm of the call": (clip((_FACTOR, "factor = max_norm / (norm + 1e-6)")), "groups, each"),
-    "a limit of 0 is none": (
-        clip((_FACTOR, 'factor = (group.get("max_norm") or max_norm) / (norm + 1e-6)')),
-        "groups, each",
-    ),
-    "stacks nothing": (clip(("        if of_group:\n", "        if True:\n")), "without a gradient"),
-    "float16 overflows": (clip((_WIDEST, "dtype = grad.dtype")), "float32"),
-    "narrows float64": (clip((_WIDEST, "dtype = torch.float32")), "one set|float32"),
-    "reads with keep": (clip((_FINITE, _READS)), "keep: clips[\\s\\S]*Hint 3"),
+    "goes through twice": ("any iterable[\\s\\S]*through a generator", GROUPS, f"sum(1 for _ in parameters)\n{GROUPS}"),
+    "one norm for all groups": ("groups, each", FINITE, f"{ONE_NORM}\n{FINITE}"),
+    "max_norm of the call": ("groups, each", FACTOR, "factor = max_norm / (norm + 1e-6)"),
+    "a limit of 0 is none": ("groups, each", FACTOR, 'factor = (group.get("max_norm") or max_norm) / (norm + 1e-6)'),
+    "stacks nothing": ("without a gradient", "    if of_group:\n", "    if True:\n"),
+    "float16 overflows": ("float32", WIDEST, "dtype = grad.dtype"),
+    "narrows float64": ("one set|float32", WIDEST, "dtype = torch.float32"),
+    "reads with keep": ("keep: clips[\\s\\S]*Hint 3", FINITE, READS),
     "clips before it raises": (
-        clip(
-            (_FINITE, 'finite = nonfinite != "zero" or all(math.isfinite(norm) for norm in norms)'),
-            (
-                "        if of_group and finite:\n",
-                "        if nonfinite == 'raise' and not math.isfinite(norm):\n            raise RuntimeError\n"
-                "        if of_group and finite:\n",
-            ),
-        ),
         "raise: RuntimeError",
+        FINITE,
+        'finite = nonfinite != "zero" or all(math.isfinite(norm) for norm in norms)',
+        "if of_group and finite:",
+        "if nonfinite == 'raise' and not math.isfinite(norm):\n    raise RuntimeError\nif of_group and finite:",
     ),
-    "ValueError": (clip(("raise RuntimeError", "raise ValueError")), "raise: RuntimeError"),
-    "times zero": (
-        clip((_ZERO, "torch._foreach_mul_(of_group, 0.0)")),
-        "zero: all[\\s\\S]*what is 0 times infinity",
-    ),
-    "zeroes one group": (clip((_ZERO, f"if not math.isfinite(norm):\n                {_ZERO}")), "zero: all"),
+    "ValueError": ("raise: RuntimeError", "raise RuntimeError", "raise ValueError"),
+    "times zero": ("zero: all[\\s\\S]*what is 0 times infinity", ZERO, "torch._foreach_mul_(of_group, 0.0)"),
+    "zeroes one group": ("zero: all", ZERO, f"if not math.isfinite(norm):\n    {ZERO}"),
 }
 
 
@@ -354,64 +315,53 @@ class NewParameters(check._EMA):
             self.model._parameters[name] = nn.Parameter(p.detach().clone(), p.requires_grad)
 
 
-def ema(*changes):
-    return variant("ema", *changes)
-
-
-_IN = "            self._write(self.live, self.shadow)\n"
-_OUT = "            self._write(self.live, own)\n"
-_OWN = "own = {name: t.detach().clone() for name, t in self.live.items()}"
-_LEARNING = "{n: t for n, t in self.live.items() if t.requires_grad}"
-_NESTED = '        if self.swapped:\n            raise RuntimeError("applied() inside of applied()")\n'
-_LOADS = "        self._write(self.shadow, given)\n"
-_HERE = 'here {mine.shape}")\n'
+IN = "self._write(self.live, self.shadow)"
+OUT = "self._write(self.live, own)"
+OWN = "own = {name: t.detach().clone() for name, t in self.live.items()}"
+LEARNING = "{n: t for n, t in self.live.items() if t.requires_grad}"
+NESTED = 'if self.swapped:\n    raise RuntimeError("applied() inside of applied()")'
+LOADS = "self._write(self.shadow, given)"
 RIGHT["EMA"] = [check.ema.stand_in(), EMAByData]
 WRONG["EMA"] = {
-    "not derived": (nn.Module, "derived from Shadow"),
-    "parameters only": (ema((_IN, _IN.replace("self.live", _LEARNING))), "inside, the model has"),
-    "own values not copied": (ema((_OWN, _OWN.replace(".clone()", ""))), "was written inside"),
+    "not derived": ("derived from Shadow", nn.Module),
+    "parameters only": ("inside, the model has", IN, IN.replace("self.live", LEARNING)),
+    "own values not copied": ("was written inside", OWN, OWN.replace(".clone()", "")),
     "averages are the model's memory": (
-        ema(
-            (_IN, "            for name, t in self.live.items():\n                t.data = self.shadow[name]\n"),
-            (_OUT, "            for name, t in self.live.items():\n                t.data = own[name]\n"),
-        ),
         "was written inside",
+        IN,
+        "for name, t in self.live.items():\n    t.data = self.shadow[name]",
+        OUT,
+        "for name, t in self.live.items():\n    t.data = own[name]",
     ),
-    "no finally": (
-        ema(("        finally:\n", "        except ZeroDivisionError:\n            pass\n        else:\n")),
-        "also after an exception",
-    ),
-    "swallows": (
-        ema(("        finally:\n", "        except ValueError:\n            pass\n        finally:\n")),
-        "which is passed on",
-    ),
+    "no finally": ("also after an exception", "finally:", "except ZeroDivisionError:\n    pass\nelse:"),
+    "swallows": ("which is passed on", "finally:", "except ValueError:\n    pass\nfinally:"),
     "stays swapped after an exception": (
-        ema((_OUT + "            self.swapped = False\n", _OUT + "        self.swapped = False\n")),
         "also after an exception",
+        f"    {OUT}\n    self.swapped = False",
+        f"    {OUT}\nself.swapped = False",
     ),
-    "new parameters": (NewParameters, "what does an optimizer hold"),
-    "nested": (ema((_NESTED, "")), "raise RuntimeError"),
-    "updates inside": (ema(("        self.swapped = True\n", "        self.inside = True\n")), "raise RuntimeError"),
-    "no snapshot": (ema(("name: t.clone() for", "name: t for")), "snapshot"),
-    "updates forgotten": (ema(('        self.updates = state["updates"]\n', "")), "same bits"),
-    "other tensors in shadow": (ema((_LOADS, "        self.shadow = dict(given)\n")), "same bits"),
+    "new parameters": ("what does an optimizer hold", NewParameters),
+    "nested": ("raise RuntimeError", NESTED, ""),
+    "updates inside": ("raise RuntimeError", "self.swapped = True", "self.inside = True"),
+    "no snapshot": ("snapshot", "name: t.clone() for", "name: t for"),
+    "updates forgotten": ("same bits", 'self.updates = state["updates"]', ""),
+    "other tensors in shadow": ("same bits", LOADS, "self.shadow = dict(given)"),
     "takes the dtype of the state": (
-        ema((_LOADS, "        for name, mine in self.shadow.items():\n            mine.data = given[name].clone()\n")),
         "keeps the averages' dtype",
+        LOADS,
+        "for name, mine in self.shadow.items():\n    mine.data = given[name].clone()",
     ),
-    "no names": (ema(("if different:", "if given.keys() < self.shadow.keys():")), "other names or shapes"),
-    "no shapes": (ema(("!= given[name].shape", "is None")), "other names or shapes"),
-    "writes, then complains": (ema((_HERE, f"{_HERE}            mine.copy_(given[name])\n")), "nothing is changed"),
+    "no names": ("other names or shapes", "if different:", "if given.keys() < self.shadow.keys():"),
+    "no shapes": ("other names or shapes", "!= given[name].shape", "is None"),
+    "writes, then complains": ("nothing is changed", LOADS, f"    mine.copy_(given[name])\n{LOADS}"),
 }
 
 
 # ---------------------------------------------------------------- all
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-04"
-    CHECKS, ANSWERS, RIGHT, WRONG = CHECKS, ANSWERS, RIGHT, WRONG
-    STUBS, IDLE = answers("15-04", edit=student_source, given=GIVEN), idle("15-04", GIVEN)
+class TestChecks(CheckProtocol, topic="15-04", given=GIVEN):
+    CHECKS, RIGHT, WRONG = CHECKS, RIGHT, WRONG
 
     def hold_stand_in(self, name, stand_in):
         """The cells below train and count with it. Two may do what an answer may not: call PyTorch, keep all values."""
@@ -422,17 +372,17 @@ class TestChecks(CheckProtocol):
 
 def test_the_examples_of_the_tasks():
     """The stand-in of the first one is PyTorch's own loss."""
-    for loss in (ANSWERS["label_smoothing_cross_entropy"], check._smoothed):
+    for loss in (TestChecks.ANSWERS["label_smoothing_cross_entropy"], check._smoothed):
         assert loss(torch.tensor([[2.0, 0, 0]]), torch.tensor([0]), epsilon=0.3).item() == pytest.approx(
             0.640, abs=5e-4
         )
-    for loss in (ANSWERS["nt_xent_loss"], check._nt_xent):
+    for loss in (TestChecks.ANSWERS["nt_xent_loss"], check._nt_xent):
         assert loss(torch.eye(2), torch.eye(2), 1.0).item() == pytest.approx(0.551, abs=5e-4)
-    stats = ANSWERS["RunningVariance"]()
+    stats = TestChecks.ANSWERS["RunningVariance"]()
     stats.update(torch.tensor([1.0, 3.0]))
     stats.update(torch.tensor(8.0))
     assert (stats.count, stats.mean.item(), stats.variance().item()) == (3, 4.0, 13.0)
     p = nn.Parameter(torch.zeros(3))
     p.grad = torch.tensor([3.0, 0.0, 4.0])
-    assert ANSWERS["clip_grad_norm"]([p], 1.0).item() == 5.0
+    assert TestChecks.ANSWERS["clip_grad_norm"]([p], 1.0).item() == 5.0
     assert p.grad.tolist() == pytest.approx([0.6, 0.0, 0.8], abs=1e-5)

@@ -5,13 +5,11 @@ import json
 import math
 
 import torch
-from answer_variants import variants
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch import Tensor, nn
 from torch.export import Dim
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared import quiet
 from shared.checks import topic_15_05 as check
 
@@ -24,9 +22,6 @@ CHECKS = {
 }
 CELLS = "traced gate gate-inputs agree five five-traces report copied enhance"
 GIVEN = definitions("15-05", *CELLS.split())
-ANSWERS = answers("15-05", given=GIVEN)
-SLUGS = ("five", "scriptable", "batches", "cond", "loader")
-variant = variants("15-05", dict(zip(SLUGS, CHECKS, strict=True)), GIVEN)
 RIGHT, WRONG = {}, {}
 
 
@@ -37,7 +32,7 @@ def found(**changes):
     """An answer that gives the right dictionary with some values replaced; `...` leaves the name out."""
 
     def counterexamples():
-        right = {**ANSWERS["counterexamples"](), **changes}
+        right = {**TestChecks.ANSWERS["counterexamples"](), **changes}
         return {name: value for name, value in right.items() if value is not ...}
 
     return counterexamples
@@ -53,14 +48,14 @@ def large():
 
 RIGHT["counterexamples"] = [large, found(Centre=torch.ones(1, 4), FillNaN=torch.eye(4) * math.nan)]
 WRONG["counterexamples"] = {
-    "a name is missing": (found(Front=...), "five names"),
-    "True for what is wrong": (found(FillNaN=True), "float32 or float64"),
-    "no rows": (found(FillNaN=torch.ones(0, 4)), r"\(0, 4\)"),
-    "one row without a batch": (found(Centre=torch.ones(4)), r"\(4,\)"),
-    "as many rows as the example": (found(Centre=torch.ones(16, 4)), "same result of both"),
-    "infinite in place of NaN": (found(FillNaN=torch.full((2, 4), math.inf)), "same result of both[\\s\\S]*Hint 1"),
-    "a warning taken for a mistake": (found(Front=torch.ones(3, 4)), "same result of both[\\s\\S]*Hint 2"),
-    "no warning taken for right": (found(Digits=None), "None stands"),
+    "a name is missing": ("five names", found(Front=...)),
+    "True for what is wrong": ("float32 or float64", found(FillNaN=True)),
+    "no rows": (r"\(0, 4\)", found(FillNaN=torch.ones(0, 4))),
+    "one row without a batch": (r"\(4,\)", found(Centre=torch.ones(4))),
+    "as many rows as the example": ("same result of both", found(Centre=torch.ones(16, 4))),
+    "infinite in place of NaN": ("same result of both[\\s\\S]*Hint 1", found(FillNaN=torch.full((2, 4), math.inf))),
+    "a warning taken for a mistake": ("same result of both[\\s\\S]*Hint 2", found(Front=torch.ones(3, 4))),
+    "no warning taken for right": ("None stands", found(Digits=None)),
 }
 
 # ---------------------------------------------------------------- scriptable
@@ -117,44 +112,37 @@ class ScriptableFromReport(GIVEN["Report"]):
         return s, counts, "{} rows, {} labels, first: {}".format(len(x), len(counts), head)  # noqa: UP032
 
 
-def scriptable(*changes):
-    return variant("scriptable", *changes)
-
-
-_FC = "scores = self.fc(x) * scale"
-_SUPER = "        super().__init__()\n"
-_FORWARD = "    def forward("
-_ROWS = "    @torch.jit.ignore\n    def rows(self, x: Tensor) -> int:\n        return len(x)\n\n"
-_MASKED = 'scores = scores.masked_fill(mask, -float("inf"))'
+FC = "scores = self.fc(x) * scale"
+SUPER = "super().__init__()"
+FORWARD = "def forward("
+ROWS = "@torch.jit.ignore\ndef rows(self, x: Tensor) -> int:\n    return len(x)\n\n"
+MASKED = 'scores = scores.masked_fill(mask, -float("inf"))'
 RIGHT["Scriptable"] = [ScriptableByHelper, ScriptableFromReport]
 WRONG["Scriptable"] = {
-    "Report itself": (GIVEN["Report"], "accepts it[\\s\\S]*Hint 1"),
+    "Report itself": ("accepts it[\\s\\S]*Hint 1", GIVEN["Report"]),
     "tolist without a type": (
-        scriptable(("best: list[int] =", "best =")),
         "accepts it[\\s\\S]*RuntimeError: Expected type hint[\\s\\S]*Hint 2",
+        "best: list[int] =",
+        "best =",
     ),
-    "another name": (scriptable(("self.fc", "self.linear")), "state dict of Report loads"),
-    "an extra buffer": (
-        scriptable((_SUPER, f'{_SUPER}        self.register_buffer("calls", torch.zeros(1))\n')),
-        "state dict of Report loads",
-    ),
-    "Python is left in it": (
-        scriptable((_FORWARD, _ROWS + _FORWARD), ("{len(x)} rows", "{self.rows(x)} rows")),
-        "can be saved",
-    ),
+    "another name": ("state dict of Report loads", "self.fc", "self.linear"),
+    "an extra buffer": ("state dict of Report loads", SUPER, f'{SUPER}\nself.register_buffer("calls", torch.zeros(1))'),
+    "Python is left in it": ("can be saved", FORWARD, ROWS + FORWARD, "{len(x)} rows", "{self.rows(x)} rows"),
     "another default when it isn't scripted": (
-        scriptable((_FC, f"scale = scale if torch.jit.is_scripting() else 1.0\n        {_FC}")),
         "as plain Python",
+        FC,
+        f"scale = scale if torch.jit.is_scripting() else 1.0\n{FC}",
     ),
     "only in Python right": (
-        scriptable((_FC, f"scale = 1.0 if torch.jit.is_scripting() else scale\n        {_FC}")),
         "scripted, or read from the file",
+        FC,
+        f"scale = 1.0 if torch.jit.is_scripting() else scale\n{FC}",
     ),
-    "a limit of zero is none": (scriptable(("self.limit = limit", "self.limit = limit or None")), "limit 0.0"),
-    "breaks on no rows": (scriptable(('first = "nothing"', "first = self.labels[best[0]]")), "0 rows"),
-    "can't be trained": (scriptable(("self.fc(x) * scale", "self.fc(x).detach() * scale")), "without a graph"),
-    "float32 whatever comes in": (scriptable(("self.fc(x) * scale", "self.fc(x).float() * scale")), "float64"),
-    "a mask of all the scores' size": (scriptable((_MASKED, 'scores[mask] = -float("inf")')), "a mask of one row"),
+    "a limit of zero is none": ("limit 0.0", "self.limit = limit", "self.limit = limit or None"),
+    "breaks on no rows": ("0 rows", 'first = "nothing"', "first = self.labels[best[0]]"),
+    "can't be trained": ("without a graph", "self.fc(x) * scale", "self.fc(x).detach() * scale"),
+    "float32 whatever comes in": ("float64", "self.fc(x) * scale", "self.fc(x).float() * scale"),
+    "a mask of all the scores' size": ("a mask of one row", MASKED, 'scores[mask] = -float("inf")'),
 }
 
 # ---------------------------------------------------------------- batches
@@ -187,60 +175,61 @@ def batches_in_place(model, *example):
             buffer.data.copy_(value)
 
 
-def batches(*changes):
-    return variant("batches", *changes)
-
-
-_COPY = "model = copy.deepcopy(model).eval()"
-_TWO = "two = tuple(torch.cat([x, x]) for x in example)"
-_SIZE = 'Dim("batch", min=1)'
-_USER_ERROR = "    except torch._dynamo.exc.UserError as error:\n"
-_ONE_ERROR = "    except Exception as error:\n"
-_END = "    return program"
-_ONE_ROW = "agree(module(*copied(one)), want)"
-_CLOSE = "torch.testing.assert_close(module(*copied(one)), want, {}) is None"
+COPY = "model = copy.deepcopy(model).eval()"
+TWO = "two = tuple(torch.cat([x, x]) for x in example)"
+SIZE = 'Dim("batch", min=1)'
+USER_ERROR = "except torch._dynamo.exc.UserError as error:"
+ONE_ERROR = "except Exception as error:"
+END = "return program"
+ONE_ROW = "agree(module(*copied(one)), want)"
+COMPARED = "torch.testing.assert_close(module(*copied(one)), want, {}) is None"
 RIGHT["export_batches"] = [check.export_batches.stand_in(), batches_in_place]
 WRONG["export_batches"] = {
-    "returns the module": (lambda *given: ANSWERS["export_batches"](*given).module(), "ExportedProgram"),
-    "the example as it is": (batches((_TWO, "two = example")), "takes every batch size[\\s\\S]*Hint 2"),
-    "a million rows at most": (batches((_SIZE, 'Dim("batch", min=1, max=10**6)')), "no largest"),
-    "two rows at least": (batches((_SIZE, 'Dim("batch", min=2)')), "takes every batch size"),
-    "AUTO": (batches((_SIZE, "Dim.AUTO")), "special about this size"),
+    "returns the module": ("ExportedProgram", lambda *given: TestChecks.ANSWERS["export_batches"](*given).module()),
+    "the example as it is": ("takes every batch size[\\s\\S]*Hint 2", TWO, "two = example"),
+    "a million rows at most": ("no largest", SIZE, 'Dim("batch", min=1, max=10**6)'),
+    "two rows at least": ("takes every batch size", SIZE, 'Dim("batch", min=2)'),
+    "AUTO": ("special about this size", SIZE, "Dim.AUTO"),
     "every dimension may vary": (
-        batches(("{0: " + _SIZE + "}", "{0: " + _SIZE + ", **dict.fromkeys(range(1, _.ndim), Dim.AUTO)}")),
         "other sizes stay",
+        "{0: " + SIZE + "}",
+        "{0: " + SIZE + ", **dict.fromkeys(range(1, _.ndim), Dim.AUTO)}",
     ),
-    "a batch for each tensor": (batches((_SIZE, 'Dim(f"batch{_.ndim}", min=1)')), "same in all"),
-    "as the model is": (batches((_COPY, "model = copy.deepcopy(model)")), "evaluation mode"),
-    "only the outermost module": (
-        batches((_COPY, "model = copy.deepcopy(model)\n    model.training = False")),
-        "evaluation mode",
-    ),
-    "the model itself": (batches((_COPY, "model = model.eval()")), "stay as they are"),
+    "a batch for each tensor": ("same in all", SIZE, 'Dim(f"batch{_.ndim}", min=1)'),
+    "as the model is": ("evaluation mode", COPY, "model = copy.deepcopy(model)"),
+    "only the outermost module": ("evaluation mode", COPY, "model = copy.deepcopy(model)\nmodel.training = False"),
+    "the model itself": ("stay as they are", COPY, "model = model.eval()"),
     "one mode for all": (
-        batches((_COPY, "mode = model.training\n    model.eval()"), (_END, f"    model.train(mode)\n{_END}")),
         "stay as they are",
+        COPY,
+        "mode = model.training\nmodel.eval()",
+        END,
+        f"model.train(mode)\n{END}",
     ),
     "modes are put back after success": (
-        batches(
-            (_COPY, "kept = [(m, m.training) for m in model.modules()]\n    model.eval()"),
-            (_END, f"    for m, mode in kept:\n        m.training = mode\n{_END}"),
-        ),
         "stay as it is",
+        COPY,
+        "kept = [(m, m.training) for m in model.modules()]\nmodel.eval()",
+        END,
+        f"for m, mode in kept:\n    m.training = mode\n{END}",
     ),
     "one row is a view": (
-        batches(("module(*copied(one))", "module(*one)"), ("model(*copied(one))", "model(*one)")),
         "stay as they are",
+        "module(*copied(one))",
+        "module(*one)",
+        "model(*copied(one))",
+        "model(*one)",
     ),
-    "PyTorch's error goes on": (batches((_USER_ERROR, "    except NotImplementedError as error:\n")), "every size"),
-    "an error for one row goes on": (batches((_ONE_ERROR, "    except AttributeError as error:\n")), "on one row"),
-    "one row isn't compared": (batches((_ONE_ROW, "True")), "on one row"),
+    "PyTorch's error goes on": ("every size", USER_ERROR, "except NotImplementedError as error:"),
+    "an error for one row goes on": ("on one row", ONE_ERROR, "except AttributeError as error:"),
+    "one row isn't compared": ("on one row", ONE_ROW, "True"),
     "compared absolutely": (
-        batches((_ONE_ROW, _CLOSE.format("rtol=0, atol=1e-4, equal_nan=True"))),
         "rounding are no difference",
+        ONE_ROW,
+        COMPARED.format("rtol=0, atol=1e-4, equal_nan=True"),
     ),
-    "NaN differs from NaN": (batches((_ONE_ROW, _CLOSE.format("rtol=1e-4, atol=1e-4"))), "NaN in both"),
-    "all errors replaced": (batches((_USER_ERROR, _ONE_ERROR)), "other errors"),
+    "NaN differs from NaN": ("NaN in both", ONE_ROW, COMPARED.format("rtol=1e-4, atol=1e-4")),
+    "all errors replaced": ("other errors", USER_ERROR, ONE_ERROR),
 }
 
 # ---------------------------------------------------------------- cond
@@ -264,54 +253,53 @@ class DarkFirst(Enhance):
         return self.body(prepared)
 
 
-def cond(*changes):
-    return variant("cond", *changes)
-
-
-_COUNT = "        self.dark += dark.long()\n"
-_COND = "x = torch.cond(level > 0.5, invert, not_negative, (x, level))"
-_EITHER = "torch.where(a > 0.5, invert(x, a), lift(x, a))"
-_INNER = "torch.cond(level < 0.1, lift, keep, (x, level))"
-_LIFTED = "torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))"
-_AGAIN = "x = torch.cond(x.mean() < 0.1, lift, keep, (x, x.mean()))"
-_EXPORTS = "torch.compiler.is_exporting()"
-_LIFT = "return (x * (0.28 / level)).clamp(max=1)"
+COUNT = "self.dark += dark.long()"
+COND = "x = torch.cond(level > 0.5, invert, not_negative, (x, level))"
+EITHER = "torch.where(a > 0.5, invert(x, a), lift(x, a))"
+INNER = "torch.cond(level < 0.1, lift, keep, (x, level))"
+LIFTED = "torch.cond(level < 0.1, lambda x, y: y.clone(), lambda x, y: x.clone(), (x, lift(x, level)))"
+AGAIN = "x = torch.cond(x.mean() < 0.1, lift, keep, (x, x.mean()))"
+EXPORTS = "torch.compiler.is_exporting()"
+LIFT = "return (x * (0.28 / level)).clamp(max=1)"
 RIGHT["CondEnhance"] = [type("Derived", (Enhance,), {"forward": check.cond_enhance.stand_in().forward}), DarkFirst]
 WRONG["CondEnhance"] = {
-    "as it was": (type("Same", (Enhance,), {"forward": Enhance.forward}), "torch.export accepts it"),
-    "an alias": (cond(("return x.clone()", "return x")), "accepts it[\\s\\S]*alias[\\s\\S]*Hint 3"),
-    "counts in a branch": (
-        cond((_COUNT, ""), (_LIFT, f"self.dark += 1\n            {_LIFT}")),
-        "accepts it[\\s\\S]*Hint 2",
-    ),
+    "as it was": ("torch.export accepts it", type("Same", (Enhance,), {"forward": Enhance.forward})),
+    "an alias": ("accepts it[\\s\\S]*alias[\\s\\S]*Hint 3", "return x.clone()", "return x"),
+    "counts in a branch": ("accepts it[\\s\\S]*Hint 2", COUNT, "", LIFT, f"self.dark += 1\n{LIFT}"),
     "where": (
-        cond((_COND, "x = torch.where(level > 0.5, invert(x, level), torch.where(dark, lift(x, level), x))")),
         "branch of torch.cond",
+        COND,
+        "x = torch.where(level > 0.5, invert(x, level), torch.where(dark, lift(x, level), x))",
     ),
     "where in a branch": (
-        cond((_COND, f"x = torch.cond((level > 0.5) | dark, lambda x, a: {_EITHER}, keep, (x, level))")),
         "inverts, makes brighter",
+        COND,
+        f"x = torch.cond((level > 0.5) | dark, lambda x, a: {EITHER}, keep, (x, level))",
     ),
-    "ordinary scans are lifted": (cond((_INNER, _LIFTED)), "makes brighter, asks torch.cond"),
-    "other thresholds in the program": (cond(("level > 0.5,", f"level >= 0.5 if {_EXPORTS} else level > 0.5,")), "0.5"),
+    "ordinary scans are lifted": ("makes brighter, asks torch.cond", INNER, LIFTED),
+    "other thresholds in the program": ("0.5", "level > 0.5,", f"level >= 0.5 if {EXPORTS} else level > 0.5,"),
     "counts otherwise in the program": (
-        cond(("dark = level < 0.1", f"dark = level <= 0.1 if {_EXPORTS} else level < 0.1")),
         "dark counts",
+        "dark = level < 0.1",
+        f"dark = level <= 0.1 if {EXPORTS} else level < 0.1",
     ),
-    "half is a negative": (cond(("level > 0.5,", "level >= 0.5,")), "exactly 0.5"),
-    "no pixel below zero": (cond((".clamp(max=1)", ".clamp(0, 1)")), "negative pixels"),
-    "never counts": (cond((_COUNT, "")), "dark counts"),
+    "half is a negative": ("exactly 0.5", "level > 0.5,", "level >= 0.5,"),
+    "no pixel below zero": ("negative pixels", ".clamp(max=1)", ".clamp(0, 1)"),
+    "never counts": ("dark counts", COUNT, ""),
     "the level of each image": (
-        cond(("(x * (0.28 / level))", "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))")),
         "takes each way",
+        "(x * (0.28 / level))",
+        "(x * (0.28 / x.mean(dim=(1, 2, 3), keepdim=True)))",
     ),
     "the level after inverting": (
-        cond((_COND, f"x = torch.cond(level > 0.5, invert, keep, (x, level))\n        {_AGAIN}")),
         "a nearly white negative",
+        COND,
+        f"x = torch.cond(level > 0.5, invert, keep, (x, level))\n{AGAIN}",
     ),
     "only when exported": (
-        cond((_COUNT, f"{_COUNT}        if not {_EXPORTS} and level > 0.5:\n            return self.body(x)\n")),
         "plain Python",
+        COUNT,
+        f"{COUNT}\nif not {EXPORTS} and level > 0.5:\n    return self.body(x)",
     ),
 }
 
@@ -346,83 +334,83 @@ def loads_recursively(folder, build, tolerance=1e-4, skip=0):
     return model, [failure, *failed]
 
 
-def loader(*changes):
-    return variant("loader", *changes)
-
-
-def compares(text):
-    return loader(("if not torch.allclose(got, want, rtol=0, atol=tolerance)", f"if not {text}"))
-
-
-_SHAPE_AND_DTYPE = "(got.shape, got.dtype) != (want.shape, want.dtype)"
-_SAMPLE = 'manifest["sample"], map_location="cpu", weights_only=True'
-_REASON = 'f"{type(error).__name__}: {error}"'
-_TOLD = 'f"{name}: {reason}" for name, reason'
-_CATCH = "except Exception as error:  # whatever"
-_TRY = "        try:\n            with quiet()"
+CLOSE = "torch.allclose(got, want, rtol=0, atol=tolerance)"
+SHAPE_AND_DTYPE = "(got.shape, got.dtype) != (want.shape, want.dtype)"
+SAMPLE = 'manifest["sample"], map_location="cpu", weights_only=True'
+REASON = 'f"{type(error).__name__}: {error}"'
+TOLD = 'f"{name}: {reason}" for name, reason'
+CATCH = "except Exception as error:  # whatever"
+TRY = "try:\n    with quiet()"
 RIGHT["load_shipped"] = [check.load_shipped.stand_in(), loads_recursively]
 WRONG["load_shipped"] = {
-    "the model only": (lambda *given, **more: ANSWERS["load_shipped"](*given, **more)[0], "a model and a list"),
+    "the model only": (
+        "a model and a list",
+        lambda *given, **more: TestChecks.ANSWERS["load_shipped"](*given, **more)[0],
+    ),
     "in the order of the names": (
-        loader(('manifest["forms"]:\n', 'sorted(manifest["forms"], key=lambda form: form["file"]):\n')),
         "the first form",
+        'manifest["forms"]:',
+        'sorted(manifest["forms"], key=lambda form: form["file"]):',
     ),
     "the last that works": (
-        loader(
-            ("            return model, failed\n", "            best = model\n"),
-            ("    raise LoadError", "    if 'best' in locals():\n        return best, failed\n    raise LoadError"),
-        ),
         "the first form",
+        "return model, failed",
+        "best = model",
+        "raise LoadError",
+        "if 'best' in locals():\n    return best, failed\nraise LoadError",
     ),
     "only some exceptions": (
-        loader((_CATCH, "except (RuntimeError, ValueError, OSError, EOFError) as error:  #")),
         "stop the search|raised",
+        CATCH,
+        "except (RuntimeError, ValueError, OSError, EOFError) as error:  #",
     ),
     "builds before the loop": (
-        loader(
-            ("        model = build()\n", "        model = made\n"),
-            ("failed = []\n", "failed = []\n    made = build()\n"),
-        ),
         "stop the search[\\s\\S]*ImportError",
+        "model = build()",
+        "model = made",
+        "failed = []",
+        "failed = []\nmade = build()",
     ),
     "an unknown format stops it": (
-        loader((_TRY, f'        load = loaders[form["format"]]\n{_TRY}'), ('loaders[form["format"]](', "load(")),
         "unknown format|raised",
+        TRY,
+        f'load = loaders[form["format"]]\n{TRY}',
+        'loaders[form["format"]](',
+        "load(",
     ),
-    "keys may be missing": (loader(("only=True))\n", "only=True), strict=False)\n")), "each key of a state dict"),
-    "shapes aren't compared": (loader((_SHAPE_AND_DTYPE, "got.dtype != want.dtype")), "another shape"),
+    "keys may be missing": ("each key of a state dict", "only=True))", "only=True), strict=False)"),
+    "shapes aren't compared": ("another shape", SHAPE_AND_DTYPE, "got.dtype != want.dtype"),
     "dtypes aren't compared": (
-        loader((_SHAPE_AND_DTYPE, "got.shape != want.shape"), ("allclose(got,", "allclose(got.to(want.dtype),")),
         "another dtype",
+        SHAPE_AND_DTYPE,
+        "got.shape != want.shape",
+        "allclose(got,",
+        "allclose(got.to(want.dtype),",
     ),
-    "the mean is compared": (compares("(got - want).mean().abs() <= tolerance"), "answers otherwise"),
-    "NaN passes": (compares("not ((got - want).abs().max() > tolerance)"), "NaN"),
-    "relative differences": (loader(("rtol=0, atol=tolerance", "atol=tolerance, rtol=0.1")), "answers otherwise"),
-    "a fixed tolerance": (loader(("atol=tolerance", "atol=1e-4")), "answers otherwise"),
-    "TorchScript in its mode": (
-        loader(('path, map_location="cpu").eval()', 'path, map_location="cpu")')),
-        "evaluation mode",
-    ),
-    "the mode of build": (loader(("return model.eval()\n", "return model\n")), "evaluation mode|raised"),
+    "the mean is compared": ("answers otherwise", CLOSE, "(got - want).mean().abs() <= tolerance"),
+    "NaN passes": ("NaN", CLOSE, "not ((got - want).abs().max() > tolerance)"),
+    "relative differences": ("answers otherwise", "rtol=0, atol=tolerance", "atol=tolerance, rtol=0.1"),
+    "a fixed tolerance": ("answers otherwise", "atol=tolerance", "atol=1e-4"),
+    "TorchScript in its mode": ("evaluation mode", 'path, map_location="cpu").eval()', 'path, map_location="cpu")'),
+    "the mode of build": ("evaluation mode|raised", "return model.eval()", "return model"),
     "pickles are run": (
-        loader(('torch.load(path, map_location="cpu", weights_only=True)', "torch.load(path, weights_only=False)")),
         "run no code",
+        'torch.load(path, map_location="cpu", weights_only=True)',
+        "torch.load(path, weights_only=False)",
     ),
-    "the sample is run": (loader((_SAMPLE, 'manifest["sample"], weights_only=False')), "run no code"),
-    "one reason for all": (loader((_REASON, '"it failed"')), "three reasons"),
-    "a message without reasons": (loader((_TOLD, "name for name, _")), "c.bin and its reason"),
-    "without names": (loader((_TOLD, "reason for _, reason")), "c.bin and its reason"),
-    "another exception": (loader(("    raise LoadError(", "    raise RuntimeError(")), "LoadError names"),
-    "interrupts are caught": (loader((_CATCH, "except BaseException as error:  #")), "Ctrl-C"),
+    "the sample is run": ("run no code", SAMPLE, 'manifest["sample"], weights_only=False'),
+    "one reason for all": ("three reasons", REASON, '"it failed"'),
+    "a message without reasons": ("c.bin and its reason", TOLD, "name for name, _"),
+    "without names": ("c.bin and its reason", TOLD, "reason for _, reason"),
+    "another exception": ("LoadError names", "raise LoadError(", "raise RuntimeError("),
+    "interrupts are caught": ("Ctrl-C", CATCH, "except BaseException as error:  #"),
 }
 
 # ---------------------------------------------------------------- all
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-05"
-    CHECKS, ANSWERS, RIGHT, WRONG = CHECKS, ANSWERS, RIGHT, WRONG
-    STUBS, IDLE = answers("15-05", edit=student_source, given=GIVEN), idle("15-05", GIVEN)
+class TestChecks(CheckProtocol, topic="15-05", given=GIVEN):
+    CHECKS, RIGHT, WRONG = CHECKS, RIGHT, WRONG
 
 
 def test_the_report_is_that_of_the_notebook():

@@ -6,19 +6,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from answer_variants import edits, wrong_answers
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_06 as check
 
 GIVEN = definitions("15-06", "fusion-kinds", "to-grid", "grids", "observer", "fake-quant")
-ANSWERS = answers("15-06", given=GIVEN)
-edit = edits("15-06", GIVEN)
 
 # ---------------------------------------------------------------- right answers
 
@@ -115,8 +111,7 @@ def fuse_by_torch(model):
     return gm
 
 
-INSERTED = edit(  # calls with keyword arguments
-    "insert_fake_quant",
+INSERTED = (  # calls with keyword arguments
     "(F.linear, (x, weight, bias))",
     '(F.linear, (), {"input": x, "weight": weight, "bias": bias})',
     "options = (layer.stride, layer.padding, layer.dilation, layer.groups)",
@@ -244,7 +239,7 @@ FUSE = {
 
 
 def insert_for_all_users(model, bits=8, per_channel=True):
-    gm = ANSWERS["insert_fake_quant"](model, bits, per_channel)
+    gm = TestChecks.ANSWERS["insert_fake_quant"](model, bits, per_channel)
     for node in gm.graph.nodes:
         if node.op == "call_module" and "fake_quant" in node.target:
             for user in list(node.args[0].users):
@@ -309,12 +304,10 @@ BACKEND = {
 
 
 def on_a_copy(name):
-    return lambda model, *arguments: ANSWERS[name](copy.deepcopy(model), *arguments)
+    return lambda model, *arguments: TestChecks.ANSWERS[name](copy.deepcopy(model), *arguments)
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-06"
-    ANSWERS, STUBS, IDLE = ANSWERS, answers("15-06", edit=student_source, given=GIVEN), idle("15-06", GIVEN)
+class TestChecks(CheckProtocol, topic="15-06", given=GIVEN):
     CHECKS: ClassVar = {
         "replace_relu": check.replace_relu,
         "count_flops": check.count_flops,
@@ -328,17 +321,17 @@ class TestChecks(CheckProtocol):
         "count_flops": [flops_by_shapes, on_a_copy("count_flops")],
         "eliminate_common_subexpressions": [cse_by_building, on_a_copy("eliminate_common_subexpressions")],
         "fuse_conv_bn": [fuse_by_torch, on_a_copy("fuse_conv_bn")],
-        "insert_fake_quant": [INSERTED, lambda *a: ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:])],
+        "insert_fake_quant": [
+            INSERTED,
+            lambda *a: TestChecks.ANSWERS["insert_fake_quant"](fx.symbolic_trace(a[0]), *a[1:]),
+        ],
         "PassBackend": [BackendByFunctions, BackendWithAClosure],
     }
-    WRONG: ClassVar = wrong_answers(
-        edit,
-        {
-            "replace_relu": REPLACE,
-            "count_flops": FLOPS,
-            "eliminate_common_subexpressions": CSE,
-            "fuse_conv_bn": FUSE,
-            "insert_fake_quant": INSERT,
-            "PassBackend": BACKEND,
-        },
-    )
+    WRONG: ClassVar = {
+        "replace_relu": REPLACE,
+        "count_flops": FLOPS,
+        "eliminate_common_subexpressions": CSE,
+        "fuse_conv_bn": FUSE,
+        "insert_fake_quant": INSERT,
+        "PassBackend": BACKEND,
+    }

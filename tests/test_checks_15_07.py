@@ -6,16 +6,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from answer_variants import edits, wrong_answers
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_07 as check
 
 GIVEN = definitions("15-07", "schedule")
 Op = GIVEN["Op"]
-edit = edits("15-07", GIVEN)
 
 # ---------------------------------------------------------------- right answers
 
@@ -222,10 +219,7 @@ PLANS = {
 }
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-07"
-    ANSWERS = answers("15-07", given=GIVEN)
-    STUBS, IDLE = answers("15-07", edit=student_source, given=GIVEN), idle("15-07", GIVEN)
+class TestChecks(CheckProtocol, topic="15-07", given=GIVEN):
     CHECKS: ClassVar = {
         "fixed_bytes": check.fixed_bytes,
         "post_mortem": check.post_mortem,
@@ -237,35 +231,31 @@ class TestChecks(CheckProtocol):
     RIGHT: ClassVar = {
         "fixed_bytes": [
             fixed_by_storages,
-            edit("fixed_bytes", "-(-parameter.nbytes // 512)", "(parameter.numel() * parameter.itemsize + 511) // 512"),
+            ("-(-parameter.nbytes // 512)", "(parameter.numel() * parameter.itemsize + 511) // 512"),
         ],
-        "post_mortem": [mortem_by_pattern, edit("post_mortem", "reserved = 0", "reserved = 0.0")],
+        "post_mortem": [mortem_by_pattern, ("reserved = 0", "reserved = 0.0")],
         "matmul_cost": [
             cost_by_the_roofline,
-            edit("matmul_cost", "-(-m // tile)", "len(range(0, m, tile))", "-(-n // tile)", "(n - 1) // tile + 1"),
+            ("-(-m // tile)", "len(range(0, m, tile))", "-(-n // tile)", "(n - 1) // tile + 1"),
         ],
         "evaluate": [
             evaluate_all_at_once,
-            edit(
-                "evaluate",
+            (
                 "torch.stack([total, correct, worst, missed]).tolist()",
                 "(x.item() for x in (total, correct, worst, missed))",
             ),
         ],
         "prefetch_schedule": [prefetch_filled_first, prefetch_by_buffers],
-        "plan": [plan_on_a_grid, edit("plan", ORDER, "key=lambda k: tensors[k][0] - tensors[k][1]")],
+        "plan": [plan_on_a_grid, (ORDER, "key=lambda k: tensors[k][0] - tensors[k][1]")],
     }
-    WRONG: ClassVar = wrong_answers(
-        edit,
-        {
-            "fixed_bytes": FIXED,
-            "post_mortem": POST_MORTEM,
-            "matmul_cost": MATMUL,
-            "evaluate": EVALUATE,
-            "prefetch_schedule": PREFETCH,
-            "plan": PLANS,
-        },
-    )
+    WRONG: ClassVar = {
+        "fixed_bytes": FIXED,
+        "post_mortem": POST_MORTEM,
+        "matmul_cost": MATMUL,
+        "evaluate": EVALUATE,
+        "prefetch_schedule": PREFETCH,
+        "plan": PLANS,
+    }
 
     def hold_stand_in(self, name, stand_in):
         assert stand_in is None or self.CHECKS[name].run(stand_in).status == "passed"

@@ -11,10 +11,8 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from answer_variants import edits, wrong_answers
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 
-from course.exercise_form import student_source
 from course.lesson_code import answers, definitions
 from shared import launch
 from shared.checks import ranks
@@ -26,8 +24,8 @@ pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest and the notebook
 
 PENDING = []  # handles that nobody waits for; without them gloo would not send
-ANSWERS = answers("15-08")
-edit = edits("15-08", {**definitions("15-08"), "PENDING": PENDING})
+GIVEN = definitions("15-08") | {"PENDING": PENDING}
+ANSWERS = answers("15-08", given=GIVEN)  # the class itself need not travel to ranks
 HANGS = 2  # seconds for an answer that is to hang; others have time enough for a busy machine
 
 
@@ -254,11 +252,7 @@ TREE = {
     "receives from anybody": ("receives from any rank", ", group_src=(place - reach + src) % size", ""),
     "always from rank 0": (HELD, HERE, f"src = 0\n{HERE}"),
     "out of place": (HELD, HERE, f"tensor = tensor.clone()\n{HERE}"),
-    "broadcast": (
-        "sends and receives",
-        HERE,
-        f"dist.broadcast(tensor, group=group, group_src=src)\nreturn 0\n{HERE}",
-    ),
+    "broadcast": ("sends and receives", HERE, f"dist.broadcast(tensor, group=group, group_src=src)\nreturn 0\n{HERE}"),
     "a chain": (
         f"{IN_ROUNDS}[\\s\\S]*at most 2 rounds",
         tree_by_children(lambda place: place - 1, lambda place, size: [place + 1]),
@@ -299,22 +293,14 @@ MEANS = "the means, on every rank"
 TRAIN = {
     "leaves when its steps are over": (RETURNS, NEXT, f"{NEXT}\nif loss is None:\n    break"),
     "judges by its own loss": (RETURNS, f"{WAITED}\n{BEST}", f"mean = loss or mean\n{WAITED}\n{BEST}"),
-    "on rank 0 only": (
-        f"{MEANS}[\\s\\S]*rank 2",
-        "return means",
-        "return None if dist.get_rank(group) else means",
-    ),
+    "on rank 0 only": (f"{MEANS}[\\s\\S]*rank 2", "return means", "return None if dist.get_rank(group) else means"),
     "as low is lower": (MEANS, "mean < best", "mean <= best"),
     "lower by little": (MEANS, "mean < best", "mean < best - 1e-5"),
     "a step without a mean counts": (MEANS, "if count:", "waited += not count\nif count:"),
     "divides by the ranks": (MEANS, MEAN, "summed / dist.get_world_size(group)"),
     "NaN in the sum": (MEANS, "loss if finite else 0.0", "0.0 if loss is None else loss"),
     "one step more": ("a step in vain", "return means", "next(steps, None)\nreturn means"),
-    "objects": (
-        "one collective a step[\\s\\S]*its size,\\s+then its bytes",
-        REDUCE,
-        f"{OBJECTS}\ntotal = sum(rows)",
-    ),
+    "objects": ("one collective a step[\\s\\S]*its size,\\s+then its bytes", REDUCE, f"{OBJECTS}\ntotal = sum(rows)"),
 }
 
 FULL, ALL = "filled + p.grad.nbytes > bucket_bytes", "dist.all_reduce(flat, group=group)"
@@ -326,11 +312,7 @@ OF_ALL, EACH = "is the mean over the ranks", "one all_reduce for each bucket"
 AVERAGE = {
     "flattens with view": (RETURNS, "grad.reshape(-1)", "grad.view(-1)"),
     "forgets the group": (RETURNS, ALL, "dist.all_reduce(flat)"),
-    "goes through the iterator twice": (
-        OF_ALL,
-        "for p in parameters:",
-        "len(list(parameters))\nfor p in parameters:",
-    ),
+    "goes through the iterator twice": (OF_ALL, "for p in parameters:", "len(list(parameters))\nfor p in parameters:"),
     "packs as it lies in memory": (OF_ALL, "grad.reshape(-1)", "grad.as_strided((grad.numel(),), (1,))"),
     "doesn't wait": (OF_ALL, ALL, "PENDING.append((flat, dist.all_reduce(flat, group=group, async_op=True)))"),
     "into copies": (OF_ALL, "append(p.grad)", "append(p.grad.reshape(-1))"),
@@ -341,21 +323,13 @@ AVERAGE = {
     ),
     "never fills a bucket": (EACH, FULL, FULL.replace(">", ">=")),
     "gathers and sums": (EACH, ALL, GATHER_ALL),
-    "returns parameters": (
-        "returns the number of buckets",
-        "return len(buckets)",
-        "return sum(map(len, buckets))",
-    ),
+    "returns parameters": ("returns the number of buckets", "return len(buckets)", "return sum(map(len, buckets))"),
 }
 
 LISTED, MODEL, EARLY = "a list of tuples", "as the model says", "as early as it can"
 CUT = {
     "forgets the last bucket": (LISTED, "return plans[-1]", "return plans[-1][:-1]"),
-    "all but no gradient": (
-        f"{LISTED}[\\s\\S]*with 0 gradients",
-        "return plans[-1]",
-        "return plans[-1] or None",
-    ),
+    "all but no gradient": (f"{LISTED}[\\s\\S]*with 0 gradients", "return plans[-1]", "return plans[-1] or None"),
     "doesn't wait for the bucket before": (MODEL, "max(free, ready[j - 1])", "ready[j - 1]"),
     "no latency": (MODEL, "alpha + ", ""),
     "as soon as the links are free": (EARLY, cut_greedily),
@@ -364,9 +338,7 @@ CUT = {
 }
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-08"
-    ANSWERS, STUBS, IDLE = ANSWERS, answers("15-08", edit=student_source), idle("15-08")
+class TestChecks(CheckProtocol, topic="15-08", given=GIVEN):
     CHECKS: ClassVar = {
         "ring_shift": check.ring_shift,
         "tree_broadcast": check.tree_broadcast,
@@ -378,42 +350,31 @@ class TestChecks(CheckProtocol):
     RIGHT: ClassVar = {
         "ring_shift": [
             shift_cycle_by_cycle,
-            edit("ring_shift", "group_peer=to", f"peer={WORLD}[to]", "group_peer=source", f"peer={WORLD}[source]"),
+            ("group_peer=to", f"peer={WORLD}[to]", "group_peer=source", f"peer={WORLD}[source]"),
         ],
         "tree_broadcast": [
             tree_by_children(*BINOMIAL),
-            edit(
-                "tree_broadcast",
-                "group_dst=",
-                f"dst={WORLD}[",
-                "group_src=",
-                f"src={WORLD}[",
-                ") % size)",
-                ") % size])",
-            ),
+            ("group_dst=", f"dst={WORLD}[", "group_src=", f"src={WORLD}[", ") % size)", ") % size])"),
         ],
         "two_way_ring": [two_ways_by_calls(), two_ways_by_calls(halves_of_chunks)],
         "train_until": [
             train_gathered,
-            edit("train_until", REDUCE, ROWS, "torch.float64", "torch.float32"),
+            (REDUCE, ROWS, "torch.float64", "torch.float32"),
         ],
         "average_gradients": [
             average_async,
-            edit("average_gradients", ALL, "dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)", DIVIDED, ""),
+            (ALL, "dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=group)", DIVIDED, ""),
         ],
-        "cut_buckets": [cut_recursively, edit("cut_buckets", "min(options", "min(reversed(options)")],
+        "cut_buckets": [cut_recursively, ("min(options", "min(reversed(options)")],
     }
-    WRONG: ClassVar = wrong_answers(
-        edit,
-        {
-            "ring_shift": SHIFT,
-            "tree_broadcast": TREE,
-            "two_way_ring": TWO_WAYS,
-            "train_until": TRAIN,
-            "average_gradients": AVERAGE,
-            "cut_buckets": CUT,
-        },
-    )
+    WRONG: ClassVar = {
+        "ring_shift": SHIFT,
+        "tree_broadcast": TREE,
+        "two_way_ring": TWO_WAYS,
+        "train_until": TRAIN,
+        "average_gradients": AVERAGE,
+        "cut_buckets": CUT,
+    }
 
     def hold_stand_in(self, name, stand_in):
         def broadcast():
@@ -434,20 +395,20 @@ class TestChecks(CheckProtocol):
 
 
 WRONG = TestChecks.WRONG
-MAY_HANG = {answer for wrong in WRONG.values() for answer, says in wrong.values() if says.startswith(RETURNS)}
+MAY_HANG = {answer for wrong in WRONG.values() for says, answer in wrong.values() if says.startswith(RETURNS)}
 
 # ---------------------------------------------------------------- what else a check says
 
 
 def test_a_deadlock_is_reported_with_a_line_for_each_rank_and_its_case():
     with pytest.raises(CheckFailed) as failure:
-        check.ring_shift(WRONG["ring_shift"]["sends before it receives"][0])
+        check.ring_shift(WRONG["ring_shift"]["sends before it receives"][1])
     lines = [line.strip() for line in str(failure.value).splitlines()]
     for rank in range(5):
         assert sum(line.startswith(f"rank {rank} waits in send in ring_shift") for line in lines) == 1, lines
     assert "(case: arguments (1,), shape (2, 3)" in str(failure.value)
     with pytest.raises(CheckFailed) as failure:
-        check.tree_broadcast(WRONG["tree_broadcast"]["takes places for ranks"][0])
+        check.tree_broadcast(WRONG["tree_broadcast"]["takes places for ranks"][1])
     assert "topic_15_08" not in str(failure.value)  # what isn't the student's is left out
 
 

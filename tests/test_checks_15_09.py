@@ -4,22 +4,18 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from answer_variants import edits, wrong_answers
-from check_protocol import CheckProtocol, idle, sources
+from check_protocol import CheckProtocol, sources
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_09 as check
 
 CELLS = "projection projection-gradcheck numerical-jacobian analytical-jacobian gradcheck-result gradcheck"
 GIVEN = definitions("15-09", *CELLS.split())
-ANSWERS = answers("15-09", given=GIVEN)
-edit = edits("15-09", ANSWERS)
 
 
 def broken(cell, name):
     """A broken script of the lesson."""
-    namespace = dict(ANSWERS)
+    namespace = dict(GIVEN)
     exec(compile(sources("15-09")[cell], cell, "exec", dont_inherit=True), namespace)
     return namespace[name]
 
@@ -112,13 +108,6 @@ def record_by_wrapping(model, batches):
     return result
 
 
-def confusion_by_scatter(logits, y):
-    classes = logits.shape[-1]
-    counts = torch.zeros(classes * classes, dtype=torch.int64, device=logits.device)
-    index = y * classes + logits.max(dim=1).indices
-    return counts.scatter_add_(0, index, torch.ones_like(index)).reshape(classes, classes)
-
-
 def confusion_by_einsum(logits, y):
     classes = torch.arange(logits.shape[1], device=logits.device)
     true = (y[:, None] == classes).double()
@@ -146,8 +135,7 @@ def train_6_lazily(model, optimizer, images, labels, epochs, held):
     return result
 
 
-GRADCHECK = edit(  # the full check, at the first two rows
-    "wrong_layer",
+GRADCHECK = (  # the full check, at the first two rows
     "gap = projection_gradcheck(run, [t.requires_grad_() for t in tensors], draws=8)",
     "found = numerical_gradcheck(run, [t.requires_grad_() for t in tensors])",
     "if gap is not None and gap > 1e-3:",
@@ -238,7 +226,7 @@ LAYER = {
 
 
 def with_verdict(**changed):
-    return lambda: {**ANSWERS["verdicts"](), **changed}
+    return lambda: {**TestChecks.ANSWERS["verdicts"](), **changed}
 
 
 WARD = {
@@ -313,19 +301,13 @@ PAIR = {
     "old gradients": (TRAINING, f"{CLEARS}\n", "", STEPS, f"{STEPS}\n{CLEARS}"),
     "held images as bytes": ("the held images[\\s\\S]*Hint 2", "model(standard[:held])", "model(images[:held])"),
     "measured with a graph": (MODES, "with torch.no_grad():", "if True:"),
-    "eval for good": (
-        MODES,
-        "for _ in range(epochs):\n    model.train()",
-        "model.train()\nfor _ in range(epochs):",
-    ),
+    "eval for good": (MODES, "for _ in range(epochs):\n    model.train()", "model.train()\nfor _ in range(epochs):"),
     "in place": ("images and labels stay", STANDARD, "standard = images.sub_(mean).div_(std)"),
     "tensors": ("one float for each epoch", "correct.float().mean().item()", "correct.float().mean()"),
 }
 
 
-class TestChecks(CheckProtocol):
-    TOPIC = "15-09"
-    ANSWERS, STUBS, IDLE = ANSWERS, answers("15-09", edit=student_source, given=GIVEN), idle("15-09", GIVEN)
+class TestChecks(CheckProtocol, topic="15-09", given=GIVEN):
     CHECKS: ClassVar = {
         "contrast": check.contrast,
         "SoftClip": check.soft_clip,
@@ -337,28 +319,25 @@ class TestChecks(CheckProtocol):
     RIGHT: ClassVar = {
         "contrast": [contrast_by_norm, contrast_with_eps],
         "SoftClip": [ClipFromOutput, ClipByAutograd],
-        "wrong_layer": [GRADCHECK, edit("wrong_layer", "draws=8", "draws=3", "gap > 1e-3", "gap > 1e-4")],
+        "wrong_layer": [GRADCHECK, ("draws=8", "draws=3", "gap > 1e-3", "gap > 1e-4")],
         "verdicts": [
             lambda: dict(reversed(check._VERDICTS.items())),
             lambda: {k: list(v) for k, v in check._VERDICTS.items()},
         ],
         "GROWTH": [
             (record_by_wrapping, confusion_by_einsum),
-            (edit("GROWTH", "torch.no_grad()", "torch.inference_mode()")[0], confusion_by_scatter),
+            ("torch.no_grad()", "torch.inference_mode()"),
         ],
-        "train_6": [train_6_lazily, edit("train_6", "std(dim=(0, 2, 3)", "std(correction=0, dim=(0, 2, 3)")],
+        "train_6": [train_6_lazily, ("std(dim=(0, 2, 3)", "std(correction=0, dim=(0, 2, 3)")],
     }
-    WRONG: ClassVar = wrong_answers(
-        edit,
-        {
-            "contrast": CONTRAST,
-            "SoftClip": FUNCTION,
-            "wrong_layer": LAYER,
-            "verdicts": WARD,
-            "GROWTH": GROWTH,
-            "train_6": PAIR,
-        },
-    )
+    WRONG: ClassVar = {
+        "contrast": CONTRAST,
+        "SoftClip": FUNCTION,
+        "wrong_layer": LAYER,
+        "verdicts": WARD,
+        "GROWTH": GROWTH,
+        "train_6": PAIR,
+    }
 
     def hold_stand_in(self, name, stand_in):
         if name in ("SoftClip", "verdicts"):

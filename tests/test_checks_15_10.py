@@ -9,25 +9,21 @@ from typing import ClassVar
 
 import pytest
 import torch
-from answer_variants import edits, wrong_answers
-from check_protocol import CheckProtocol, idle
+from check_protocol import CheckProtocol
 
-from course.exercise_form import student_source
-from course.lesson_code import answers, definitions
+from course.lesson_code import definitions
 from shared.checks import topic_15_10 as check
 
-CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer tensor-slots
-    read-together columns ex-log ex-file place forward groups count-samples metrics default-parts bare one-process
-    bare-model measure trainer-with-parts synced ex-step sampler generators fingerprint ex-state"""
+CELLS = """data evaluate callback tiny-trainer wishes dead-units full-disk signals listeners ex-trainer ex-stopping
+    tensor-slots read-together columns ex-log ex-file place forward groups count-samples metrics default-parts bare
+    one-process bare-model measure trainer-with-parts synced ex-step sampler generators fingerprint ex-state"""
 GIVEN = definitions("15-10", "device", *CELLS.split())
-ANSWERS = answers("15-10", given=GIVEN)
 CancelFit, DamagedCheckpoint = GIVEN["CancelFit"], GIVEN["DamagedCheckpoint"]
-edit = edits("15-10", GIVEN)
 
 # ---------------------------------------------------------------- right answers
 
 
-class BySign(ANSWERS["EarlyStopping"]):
+class BySign(GIVEN["EarlyStopping"]):
     """All comparisons in one direction, from infinity on."""
 
     def on_fit_start(self, trainer):
@@ -45,7 +41,7 @@ class BySign(ANSWERS["EarlyStopping"]):
             raise CancelFit
 
 
-class InColumns(ANSWERS["StepLog"]):
+class InColumns(GIVEN["StepLog"]):
     """A list for each column; rows are made when they are read."""
 
     def on_fit_start(self, trainer):
@@ -68,7 +64,7 @@ class InColumns(ANSWERS["StepLog"]):
             self.emit(row)
 
 
-class Digest(ANSWERS["CheckpointFile"]):
+class Digest(GIVEN["CheckpointFile"]):
     """Unbuffered, the sum at the end, with a length."""
 
     def write(self, state):
@@ -91,7 +87,7 @@ class Digest(ANSWERS["CheckpointFile"]):
         return torch.load(io.BytesIO(body[8:]), "cpu", weights_only=True)
 
 
-class ByPathlib(ANSWERS["CheckpointFile"]):
+class ByPathlib(GIVEN["CheckpointFile"]):
     """pathlib all the way; forced to the disk through a second opening."""
 
     def write(self, state):
@@ -111,7 +107,7 @@ class ByPathlib(ANSWERS["CheckpointFile"]):
         return torch.load(io.BytesIO(content), map_location=torch.device("cpu"), weights_only=True)
 
 
-class LastApart(ANSWERS["GroupStep"]):
+class LastApart(GIVEN["GroupStep"]):
     """All but the last in one block."""
 
     def __call__(self, trainer):
@@ -133,7 +129,7 @@ class LastApart(ANSWERS["GroupStep"]):
         self.total = self.total + share.detach()
 
 
-class ByCases(ANSWERS["RunState"]):
+class ByCases(GIVEN["RunState"]):
     """Asks at each moment whether something is pending."""
 
     def begin(self, trainer):
@@ -159,11 +155,7 @@ class ByCases(ANSWERS["RunState"]):
 
 END_HOOK, VALIDATE = 'self.call(f"on_{name}_end")', "if self.val_loader is not None:\n    self.validate()"
 TRAINER = {
-    "the end hook in finally": (
-        "no end hook",
-        f"yield\n{END_HOOK}",
-        f"try:\n    yield\nfinally:\n    {END_HOOK}",
-    ),
+    "the end hook in finally": ("no end hook", f"yield\n{END_HOOK}", f"try:\n    yield\nfinally:\n    {END_HOOK}"),
     "another error": (
         "no end hook",
         "self.run_epoch()",
@@ -231,11 +223,7 @@ FILE = {
     "writes in place": ("killed anywhere", 'self.path.with_name(self.path.name + ".tmp")', "self.path", MOVE, ""),
     "deletes the old one first": ("killed anywhere", MOVE, f"self.path.unlink(missing_ok=True)\n{MOVE}"),
     "a full disk is silent": ("a write that fails", "with open(", "with suppress(OSError), open("),
-    "what can't be saved is silent": (
-        "a write that fails",
-        SAVE,
-        f"try:\n    {SAVE}\nexcept Exception:\n    return",
-    ),
+    "what can't be saved is silent": ("a write that fails", SAVE, f"try:\n    {SAVE}\nexcept Exception:\n    return"),
     "no fsync": ("on the disk before", "os.fsync(file.fileno())", "pass"),
     "no sum": ("damage is", "hashlib.sha256(content).digest() != digest", "len(digest) < 32"),
     "no name": ("damage is", "{self.path.name} is", "the file is"),
@@ -304,9 +292,7 @@ STATE = {
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # as some wrong answers leave it
-class TestChecks(CheckProtocol):
-    TOPIC = "15-10"
-    ANSWERS, STUBS, IDLE = ANSWERS, answers("15-10", edit=student_source, given=GIVEN), idle("15-10", GIVEN)
+class TestChecks(CheckProtocol, topic="15-10", given=GIVEN):
     CHECKS: ClassVar = {
         "Trainer": check.trainer,
         "EarlyStopping": check.early_stopping,
@@ -317,15 +303,13 @@ class TestChecks(CheckProtocol):
     }
     RIGHT: ClassVar = {
         "Trainer": [
-            edit(
-                "Trainer",
+            (
                 ", suppress(CancelFit)",
                 "",
                 "self.run_epoch()",
                 "try:\n    self.run_epoch()\nexcept CancelFit:\n    break",
             ),
-            edit(
-                "Trainer",
+            (
                 "with ExitStack() as self.exits[name]:",
                 "self.exits[name] = ExitStack()\ntry:",
                 f"    {END_HOOK}",
@@ -334,8 +318,7 @@ class TestChecks(CheckProtocol):
         ],
         "EarlyStopping": [
             BySign,
-            edit(
-                "EarlyStopping",
+            (
                 'gain = self.best - value if self.mode == "min" else value - self.best\nreturn gain > self.min_delta',
                 'if self.mode == "max":\n    return value > self.best + self.min_delta\n'
                 "return value < self.best - self.min_delta",
@@ -343,15 +326,12 @@ class TestChecks(CheckProtocol):
         ],
         "StepLog": [
             InColumns,
-            edit(
-                "StepLog", ".callback(self.flush)", ".push(lambda *_: self.flush())", ".detach().clone()", ".data + 0"
-            ),
+            (".callback(self.flush)", ".push(lambda *_: self.flush())", ".detach().clone()", ".data + 0"),
         ],
         "CheckpointFile": [Digest, ByPathlib],
         "GroupStep": [
             LastApart,
-            edit(
-                "GroupStep",
+            (
                 "total = 0.0",
                 "losses = []",
                 "total = total + trainer.loss.detach()",
@@ -362,24 +342,20 @@ class TestChecks(CheckProtocol):
         ],
         "RunState": [
             ByCases,
-            edit(
-                "RunState",
+            (
                 "if self.pending is not None:\n    self.put_back",
                 "if trainer.batches_done and self.pending:\n    self.put_back",
             ),
         ],
     }
-    WRONG: ClassVar = wrong_answers(
-        edit,
-        {
-            "Trainer": TRAINER,
-            "EarlyStopping": STOPPING,
-            "StepLog": LOG,
-            "CheckpointFile": FILE,
-            "GroupStep": STEP,
-            "RunState": STATE,
-        },
-    )
+    WRONG: ClassVar = {
+        "Trainer": TRAINER,
+        "EarlyStopping": STOPPING,
+        "StepLog": LOG,
+        "CheckpointFile": FILE,
+        "GroupStep": STEP,
+        "RunState": STATE,
+    }
 
     def hold_stand_in(self, name, stand_in):
         assert self.CHECKS[name].run(stand_in).status == "passed"

@@ -16,7 +16,7 @@ def test_the_checks_say_of_the_mistakes_what_the_guide_says(number):
     for exercise, text, name, label in MISTAKE.findall(PAGES[number]):
         check = tests.CHECKS[name]
         assert check.number == exercise
-        result = check.run(tests.WRONG[name][words(label)][0])
+        result = check.run(tests.WRONG[name][words(label)][1])
         assert result.status == "failed"
         quotes = re.findall(r"“([^”]+)”", text)
         assert quotes, f"{exercise}: the guide quotes nothing"

@@ -40,8 +40,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
 
 
 def _by_thread(seconds: float) -> Iterator[None]:
-    over = threading.Event()
-    late = threading.Event()
+    over, late = threading.Event(), threading.Event()
 
     def watch() -> None:
         wait = seconds
@@ -53,9 +52,9 @@ def _by_thread(seconds: float) -> Iterator[None]:
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not late.is_set():
             raise
-        raise TooSlowError(f"no end after {seconds:g} s") from None
+        raise TooSlowError(f"no end after {seconds:g} s").with_traceback(error.__traceback__) from None
     finally:
         over.set()
