@@ -13,8 +13,8 @@ Somebody who sets out to deceive a check can do so, but can't change another stu
 processes. Where it can't, the command says so: then, and for strangers' submissions, grade in a container. The
 instructor's guide has the recipe.
 
-The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
-usage and 130 after Ctrl-C. What could not be read or judged is printed at the end, and stands in the summary.
+The exit status is 0 if the grades are written, whatever they are, 2 if there is nothing to grade or to grade by, and
+130 after Ctrl-C. What could not be read or judged is printed at the end, and stands in the summary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from course import grade_pages, gradescope
-from course.collecting import CollectingError, Student, collect
+from course.collecting import Student, UsageError, collect
 from course.confined import interrupted
 from course.files import NotWritableError, require_writable, write_whole
 from course.grading import ABSENT, BROKEN, UNREADABLE, Graded, GradedExercise, absent, grade, prepare
@@ -46,11 +46,6 @@ from course.submission import Submission
 from course.syllabus import SyllabusError
 
 KEPT = ".graded"  # folder for what was graded
-DASK_SECONDS = 15  # for a scheduler to answer
-
-
-class UsageError(ValueError):
-    """The command can't be run as it was called; the message says why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,25 +68,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
-        if args.gradescope:
-            if args.gradescope not in editions():
-                raise UsageError(f"there is no topic {args.gradescope}; there are {', '.join(editions())}")
-            print(gradescope.write(args.gradescope, args.output))
-            return 0
-        return _grade(args)
-    except (UsageError, CollectingError, NotWritableError, ReleaseError) as error:
+        if not args.gradescope:
+            return _grade(args)
+        if args.gradescope not in editions():
+            raise UsageError(f"there is no topic {args.gradescope}; there are {', '.join(editions())}")
+        print(gradescope.write(args.gradescope, args.output))
+        return 0
+    except (UsageError, NotWritableError, ReleaseError, TargetError, SyllabusError) as error:
         print(f"grade: {error}", file=sys.stderr)
         return 2
-    except (TargetError, SyllabusError) as error:
-        print(f"grade: the course's own files can't be used: {error}", file=sys.stderr)
-        return 1
 
 
 def _grade(args: argparse.Namespace) -> int:
-    source, output = _places(args)
+    if not args.submissions:
+        raise UsageError("name the folder or the zip file: make grade SUBMISSIONS=folder")
+    source = Path(args.submissions).resolve()
+    output = args.output or source.parent / "grades"
+    if not source.exists():
+        raise UsageError(f"{args.submissions} is not there; name the folder or the zip file of the submissions")
+    if output.resolve().is_relative_to(source):
+        raise UsageError(f"the output folder {output} lies among the submissions; name another --output")
     students = collect(source)
     if not students:
-        raise CollectingError(f"{source} holds neither notebooks nor folders of students")
+        raise UsageError(f"{source} holds neither notebooks nor folders of students")
     require_writable(output, "; name another --output")
     kept = output / KEPT
     kept.mkdir(exist_ok=True)
@@ -127,39 +126,26 @@ def _grade(args: argparse.Namespace) -> int:
         done = sum(place in graded for place in waiting)
         print(f"Interrupted; {done} of {len(waiting)} are graded. The same command goes on from here.")
         return 130
-    unreadable = {student: own.unreadable for student, own in students.items()}
     # on each topic that somebody has handed in
-    topics = {topic for _, topic in graded} | {one.topic for bad in unreadable.values() for one in bad if one.topic}
+    topics = {topic for _, topic in graded}
+    topics |= {one.topic for own in students.values() for one in own.unreadable if one.topic}
     results = {
         student: [graded.get((student, topic)) or _nothing(own, topic) for topic in sorted(topics)]
         for student, own in students.items()
     }
-    grade_pages.write(output, results, unreadable, seed)
+    grade_pages.write(output, results, students, seed)
     return 0
 
 
-def _places(args: argparse.Namespace) -> tuple[Path, Path]:
-    """The submissions and the output folder."""
-    if not args.submissions:
-        raise UsageError("name the folder or the zip file: make grade SUBMISSIONS=folder")
-    source = Path(args.submissions).resolve()
-    if not source.exists():
-        raise UsageError(f"{args.submissions} is not there; name the folder or the zip file of the submissions")
-    output = args.output or source.parent / "grades"
-    if output.resolve().is_relative_to(source):
-        raise UsageError(f"the output folder {output} lies among the submissions; name another --output")
-    return source, output
-
-
 def _seed(named: int | None, file: Path) -> int:
-    """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
+    """The seed that was named, else that of an earlier run, else a new one."""
     try:
         if named is None:
             named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
     except ValueError:
         raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
-    write_whole(file, f"{named % 2**32}\n")
-    return named % 2**32
+    write_whole(file, f"{named}\n")
+    return named
 
 
 def _read_kept(file: Path) -> Graded | None:
@@ -187,7 +173,7 @@ def _executor(args: argparse.Namespace, topics: list[str]) -> Iterator[Executor]
     """Threads, each of which watches over one process at a time; or a Dask cluster."""
     if args.dask:
         with _dask_client(args.dask) as client:
-            yield client.get_executor(pure=False, retries=3)
+            yield client.get_executor()
         return
     if topics and (reason := prepare(topics)):
         print(
@@ -203,14 +189,13 @@ def _executor(args: argparse.Namespace, topics: list[str]) -> Iterator[Executor]
         raise
     finally:
         threads.shutdown(cancel_futures=True)
-        interrupted.clear()
 
 
 def _dask_client(address: str) -> contextlib.AbstractContextManager:
     try:
         from distributed import Client
 
-        return Client(address, timeout=DASK_SECONDS, set_as_default=False)
+        return Client(address)
     except ImportError:
         raise UsageError("--dask needs a package that isn't here: pip install distributed") from None
     except (OSError, ValueError) as error:

@@ -55,8 +55,7 @@ def write(topic: str, folder: Path | None = None) -> str:
     require_writable(folder, "; name another --output")
     commit = read_commit(ROOT)
     chosen = [path for path in commit.files if "/" not in path or path.startswith(NEEDED)]
-    chosen = [path for path in chosen if not path.endswith((".ipynb", ".png")) or path == notebook]
-    files = {path: (ROOT / path).read_bytes() for path in chosen}
+    files = {path: (ROOT / path).read_bytes() for path in chosen if path == notebook or not path.endswith(".ipynb")}
     files |= {"setup.sh": SETUP.encode(), "run_autograder": RUN.format(topic=topic).encode()}
     path = folder / f"gradescope-{topic}.zip"
     write_whole(path, zipped(files, commit.moment))
