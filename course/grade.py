@@ -45,8 +45,6 @@ from course.skeleton import edition, editions
 from course.submission import Submission
 from course.syllabus import SyllabusError
 
-KEPT = ".graded"  # folder for what was graded
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("submissions", nargs="?", default="", metavar="SUBMISSIONS", help="folder or zip file")
@@ -54,13 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of the checks (default: that of the output folder, else random)")
     parser.add_argument("--force", action="store_true", help="grade again what was graded already, too")
     parser.add_argument("--jobs", "-j", type=positive(int), help="submissions at a time (default: one for each core)")
-    parser.add_argument(
-        "--timeout",
-        type=positive(float),
-        default=60.0,
-        metavar="S",
-        help="seconds for an answer, and for its check (default 60)",
-    )
+    seconds = "for an answer, and for its check (default 60 s)"
+    parser.add_argument("--timeout", type=positive(float), default=60.0, metavar="S", help=seconds)
     parser.add_argument("--dask", metavar="ADDRESS", help="have a Dask cluster grade, such as tcp://10.0.0.1:8786")
     parser.add_argument("--gradescope", metavar="TOPIC", help="only write dist/gradescope-TOPIC.zip, an autograder")
 
@@ -92,7 +85,7 @@ def _grade(args: argparse.Namespace) -> int:
     if not students:
         raise UsageError(f"{source} holds neither notebooks nor folders of students")
     require_writable(output, "; name another --output")
-    kept = output / KEPT
+    kept = output / ".graded"
     kept.mkdir(exist_ok=True)
     seed = _seed(args.seed, output / "seed.txt")
     graded: dict[tuple[str, str], Graded] = {}
@@ -100,8 +93,8 @@ def _grade(args: argparse.Namespace) -> int:
     for student, own in students.items():
         for topic, submission in own.submissions.items():
             # differs if anything does that decides the grade
-            key = hashlib.sha256(repr((edition(topic), submission, seed, args.timeout)).encode()).hexdigest()
-            file = kept / f"{key[:32]}.json"
+            key = repr((edition(topic), submission, seed, args.timeout))
+            file = kept / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
             if not args.force and (known := _read_kept(file)):
                 graded[student, topic] = known
             else:
@@ -114,14 +107,12 @@ def _grade(args: argparse.Namespace) -> int:
             }
             for done, future in enumerate(as_completed(running), 1):
                 student, topic = place = running[future]
-                if error := future.exception():  # a fault of this program or the system
-                    graded[place] = absent(topic, BROKEN, f"{type(error).__name__}: {error}")
-                else:
-                    graded[place] = future.result()
-                if all(one.status != BROKEN for one in graded[place].exercises):
-                    write_whole(waiting[place][1], json.dumps(asdict(graded[place])))
-                points = f"{graded[place].points:g} of {graded[place].of}"
-                print(f"{done}/{len(waiting)}  {student}, {topic}  {points}", flush=True)
+                error = future.exception()  # a fault of this program or the system
+                one = absent(topic, BROKEN, f"{type(error).__name__}: {error}") if error else future.result()
+                graded[place] = one
+                if all(exercise.status != BROKEN for exercise in one.exercises):
+                    write_whole(waiting[place][1], json.dumps(asdict(one)))
+                print(f"{done}/{len(waiting)}  {student}, {topic}  {one.points:g} of {one.of}", flush=True)
     except KeyboardInterrupt:
         done = sum(place in graded for place in waiting)
         print(f"Interrupted; {done} of {len(waiting)} are graded. The same command goes on from here.")
@@ -150,7 +141,7 @@ def _seed(named: int | None, file: Path) -> int:
 
 def _read_kept(file: Path) -> Graded | None:
     """What was graded; None if it isn't there, or was damaged, as by a machine that was switched off."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         document = json.loads(file.read_text(encoding="utf-8"))
         return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
     return None
@@ -163,9 +154,6 @@ def _nothing(own: Student, topic: str) -> Graded:
         return absent(topic, UNREADABLE, "; ".join(bad))
     others = f", but {', '.join(own.others)}" if own.others else ""
     return absent(topic, ABSENT, f"there is no notebook on {topic}{others}")
-
-
-# ---------------------------------------------------------------- who grades
 
 
 @contextlib.contextmanager

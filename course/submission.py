@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from course.needs import used
 from course.skeleton import Skeleton, Task, editions, plain, skeleton
@@ -28,8 +29,7 @@ class Submission:
     notes: tuple[str, ...] = ()  # sentences on how it was found and read
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     number: int  # among all cells of the file, from 1
     source: str
     ids: set[str]

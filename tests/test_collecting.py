@@ -21,10 +21,6 @@ SOLVED = solutions(TOPIC)[CELL]
 ANSWERED = as_file(notebook(TOPIC, {CELL: SOLVED}))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# one file
-
-
 @pytest.mark.parametrize("topic", [TOPIC, OTHER])
 def test_a_topic_is_known_by_its_cells_whatever_the_file_is_called(topic):
     found = read_submission(as_file(notebook(topic, solutions(topic))), "hw 14-99.ipynb")
@@ -114,10 +110,6 @@ def test_what_is_no_submission_says_why(content, message):
         read_submission(ANSWERED, topic=OTHER)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# a folder
-
-
 def packed(files):
     """A zip file with these files by their paths, a notebook where there is no content."""
     content = io.BytesIO()
@@ -183,11 +175,7 @@ LAYOUTS = {
         ["Ada Lo", "Ben (12)", "Ben (13)"],
         {"Carl": ["Carl_14_assignsubmission_onlinetext_/onlinetext.html"]},
     ),
-    "Canvas": (
-        {f"adalo_11_12_{NAME}": None, f"benb_LATE_13_14_{NAME[:-6]}-1.ipynb": None},
-        ["adalo", "benb"],
-        {},
-    ),
+    "Canvas": ({f"adalo_11_12_{NAME}": None, "benb_LATE_13_14_mine-1.ipynb": None}, ["adalo", "benb"], {}),
     "Gradescope": (
         {
             "assignment_7_export/submission_metadata.yml": METADATA.encode(),
@@ -200,11 +188,7 @@ LAYOUTS = {
         ["Ana Núñez", "Bo (2)", "Bo (other@school)", "submission_13"],
         {},
     ),
-    "Gradescope without its table": (
-        {"submission_12/x.ipynb": None, "submission_metadata.yml": b"{"},
-        ["submission_12"],
-        {},
-    ),
+    "Gradescope without its table": ({"sub_12/x.ipynb": None, "submission_metadata.yml": b"{"}, ["sub_12"], {}),
 }
 
 
@@ -250,12 +234,6 @@ def test_several_exports_of_gradescope_lie_side_by_side(tmp_path):
         assert topics_of(collect(tmp_path / form)) == {"Ada": [OTHER, TOPIC]}
 
 
-@pytest.mark.parametrize("name", ["./{}/x.ipynb", "{}\\x.ipynb"])
-def test_a_zip_file_may_begin_with_a_point_or_have_the_separators_of_windows(tmp_path, name):
-    (tmp_path / "in.zip").write_bytes(packed({name.format(student): None for student in ("Ada", "Bo")}))
-    assert topics_of(collect(tmp_path / "in.zip")) == {"Ada": [TOPIC], "Bo": [TOPIC]}
-
-
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_the_newest_that_can_be_read_counts(tmp_path, is_zip):
     files = {"Ada/b.ipynb": as_file(notebook(TOPIC)), "Ada/a.ipynb": None, f"Ada/c {NAME}": b"{"}
@@ -272,11 +250,12 @@ def test_the_newest_that_can_be_read_counts(tmp_path, is_zip):
     assert [(one.where, one.topic) for one in student.unreadable] == [(f"{name}/c {NAME}", TOPIC)]
 
 
-def test_umlauts_are_the_same_in_both_forms_and_whether_a_zip_file_says_so_or_not(tmp_path):
-    unsaid = packed({"Zoe\u0308 X/a.ipynb": None, "J\u00f6rg/b.ipynb": None})
+def test_names_in_a_zip_file_are_the_same_in_all_their_forms(tmp_path):
+    """Umlauts of macOS, and whether it says so or not; what begins with a point; the separators of Windows."""
+    unsaid = packed({"Zoe\u0308 X/a.ipynb": None, "./J\u00f6rg/b.ipynb": None, "Bo\\x.ipynb": None})
     unsaid = unsaid.replace(b"\x14\x00" + (0x800).to_bytes(2, "little"), b"\x14\x00\x00\x00")
     (tmp_path / "in.zip").write_bytes(unsaid)
-    assert topics_of(collect(tmp_path / "in.zip")) == {"J\u00f6rg": [TOPIC], "Zo\u00eb X": [TOPIC]}
+    assert topics_of(collect(tmp_path / "in.zip")) == {name: [TOPIC] for name in ("Bo", "J\u00f6rg", "Zo\u00eb X")}
 
 
 def test_what_is_damaged_or_means_harm_is_named_and_stops_nobody(tmp_path, monkeypatch):

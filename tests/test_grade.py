@@ -139,7 +139,7 @@ CASES = {
     "earns too much": (answering(FOUND_KEY % {"earned": 1e9}), 15, "failed", ""),
     "demands nonsense": (answering(FOUND_KEY % {"demands": [{}]}), 0, "stopped", "no result"),
     "stays at a stage": (answering(FOUND_KEY % {"stage": "the answer cell"}), 0, "stopped", "no result"),
-    "is called =1+1": (answering(HEAD + "    raise ValueError('=1+1<script>\\ud800')"), 0, "failed", "parameters"),
+    "says half a letter": (answering(HEAD + "    raise ValueError('\\ud800')"), 0, "failed", "parameters"),
 }  # fmt: skip
 PATCHES = {
     "difference": "import sys\nd = sys.modules['shared.checks.comparing'].difference\n"
@@ -191,22 +191,10 @@ def test_a_batch_ends_in_a_table_and_pages_and_says_what_to_look_at(batch):
     assert "to look at: forks, 15-07.1, stopped, the check of the answer: it had started more than 32" in said
     rows = rows_of(output)
     assert rows["forks"][WITNESS_NUMBER]["points"] == "15", "what stands beside it"
-    cells = [cell for student in rows.values() for row in student.values() for cell in row.values() if cell]
-    assert not [cell for cell in cells if cell[0] in "=+-@"], "no formulas"
     assert {path.stem for path in (output / "feedback").iterdir()} == {*CASES, "~ writes outside"}
-    page = (output / "feedback" / "is called =1+1.html").read_text(encoding="utf-8")
-    assert "<script>" not in page
-    assert "=1+1&lt;script&gt;" in page
-    summary = (output / "summary.html").read_text(encoding="utf-8")
-    for text in ("more than 32 processes", "it has replaced torch.allclose", "no notebook (JSONDecodeError"):
-        assert text in summary
     assert rows["~ writes outside"][NUMBER]["points"] == "0"
     page = (output / "feedback" / "~ writes outside.html").read_text(encoding="utf-8")
     assert ("can't be sealed here" in said) != ("Read-only file system" in page)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# right answers, again, and interrupted
 
 
 def hand_in(folder, **answers):
@@ -246,6 +234,7 @@ def test_what_was_graded_is_kept_and_what_has_changed_is_graded_anew(tmp_path, h
 
     def fake(submission, **options):
         threads.add(threading.get_ident())
+        time.sleep(0.05)
         answer = submission.answers[CELL]
         if "a fault" in answer:
             raise RuntimeError("of the grader")
@@ -321,10 +310,6 @@ def test_a_verdict_is_kept_only_while_nothing_that_decides_it_changes(tmp_path, 
         assert seen[-1] != seen[-2], f"{name} has changed"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# one submission
-
-
 def test_a_lesson_of_ones_own_may_fail_and_has_hidden_tests(tmp_path, monkeypatch, here):
     """A lesson that fails is no student's fault; a hidden test that fails takes the points and gives nothing away."""
     lesson = notebook(TOPIC, RIGHT)
@@ -368,10 +353,6 @@ def test_an_answer_builds_on_an_earlier_one_if_that_passed_and_else_on_the_cours
         assert (found[NUMBER].status == "passed") == mine
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# the command and its pages
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -413,34 +394,18 @@ def test_pages_show_what_passed_what_did_not_and_where_to_look(tmp_path):
     grade_pages.write(tmp_path, results, students, 5)
     assert (tmp_path / "grades.csv").read_bytes().startswith(b"\xef\xbb\xbf"), "Excel sees UTF-8"
     lines = (tmp_path / "grades.csv").read_text(encoding="utf-8-sig").splitlines()
-    assert lines[:2] == [
-        "student,topic,exercise,points,of,status,reason",
-        "'-Ada/<B,15-99,15-99.1,2.5,10,failed,is <small>",
-    ]
+    assert lines[0] == "student,topic,exercise,points,of,status,reason"
+    assert lines[1] == "'-Ada/<B,15-99,15-99.1,2.5,10,failed,is <small>"
     assert [line[:2] for line in lines[2:]] == ["'=", "'+", "'-", "'@"]
     told = {
-        "feedback/-Ada__B.html": [
-            "<h1>-Ada/&lt;B</h1>",
-            "15-99: 2.5 of 10 points",
-            "the newest &amp; only",
-            "A &amp; B",
-            "ok     runs",
-            "WRONG  is &lt;small&gt;",
-            "expected: below 3",
-            "look &amp; see",
-            "x.ipynb could not be read: no &lt;b&gt;",
-        ],
-        "feedback/+cy.html": ["not handed in: but &lt;a.pdf&gt;"],
-        "feedback/-ada__b_.html": ["<h1>-ada:_b</h1>"],
-        "summary.html": [
-            "5 students; the checks' seed was 5",
-            "2 of 5 students have handed it in",
-            "6.2 of 10 points on average",
-            "<td>1</td><td>is &lt;small&gt; (1)</td>",
-            "<td>x.ipynb</td><td>unreadable</td>",
-        ],
+        "feedback/-Ada__B.html": "<h1>-Ada/&lt;B</h1>|15-99: 2.5 of 10 points|the newest &amp; only|A &amp; B|"
+        "ok     runs|WRONG  is &lt;small&gt;|expected: below 3|look &amp; see|x.ipynb could not be read: no &lt;b&gt;",
+        "feedback/+cy.html": "not handed in: but &lt;a.pdf&gt;",
+        "feedback/-ada__b_.html": "<h1>-ada:_b</h1>",
+        "summary.html": "5 students; the checks' seed was 5|2 of 5 students have handed it in|"
+        "6.2 of 10 points on average|<td>1</td><td>is &lt;small&gt; (1)</td>|<td>x.ipynb</td><td>unreadable</td>",
     }
     for name, texts in told.items():
         page = (tmp_path / name).read_text(encoding="utf-8")
-        assert [text for text in texts if text not in page] == []
+        assert [text for text in texts.split("|") if text not in page] == []
     assert len(list((tmp_path / "feedback").iterdir())) == len(results), "a page for each student"
