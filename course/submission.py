@@ -99,7 +99,7 @@ def _claim(cell: _Cell, task: Task, lesson: Skeleton) -> int:
     """How much speaks for a cell to be the answer: 2 an id, 1 what it defines, 0 nothing."""
     if task.cell in cell.ids:
         return 2
-    if not cell.ids.isdisjoint(lesson.code) or plain(cell.source) in lesson.lesson_sources:
+    if plain(cell.source) in lesson.lesson_sources:
         return 0
     names = "|".join(map(re.escape, sorted(used(task.argument))))
     definition = rf"^(?:def|class) +(?:{names})\b|^(?:{names}) *="
