@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 
 from course import environment
@@ -104,6 +105,10 @@ def _in_environment(command: str, arguments: list[str]) -> int:
         return run_command(command, arguments)
     if command == "site" and not environment.is_there():  # whoever wants to look first must not wait for PyTorch
         raise environment.SetupError(environment.SITE_ADVICE)
+    # JupyterLab says so, too, but after the set-up and without the form that make needs
+    if command == "lab" and not asks and getattr(os, "geteuid", lambda: 1)() == 0 and "--allow-root" not in arguments:
+        sys.stderr.write('JupyterLab doesn\'t run as root unless it is told to: make lab ARGS="--allow-root"\n')
+        return 2
     if command != "clean" and (status := environment.enter(command, arguments)) is not None:
         return status
     if command == "setup":

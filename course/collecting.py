@@ -16,7 +16,6 @@ import re
 import time
 import unicodedata
 import zipfile
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,23 +24,24 @@ from typing import IO, NamedTuple
 
 import yaml
 
+from course.lesson_code import TargetError
 from course.skeleton import editions
-from course.submission import Submission, UnreadableError, read_submission, topic_in
+from course.submission import Submission, read_submission, topic_in
 
 FILE_SIZE, ZIP_SIZE = 30_000_000, 1_000_000_000  # bytes of a notebook, and of a zip file in another; no more is read
 
 # in a student's folder; also the start page, and earlier versions of their files; and what begins with a point
-IGNORED = {"__MACOSX", "Thumbs.db", "desktop.ini", "00_START_HERE.ipynb", "earlier"}
+IGNORED = {"__MACOSX", "desktop.ini", "00_START_HERE.ipynb", "earlier"}
 _METADATA = "submission_metadata.yml"
-_MOODLE = re.compile(r"(?P<name>.+?)_(?P<number>\d+)_assignsubmission_[a-z]+(?:_.*)?")
-_CANVAS = re.compile(r"(?P<name>[^_]+)(?:_LATE)?_(?P<number>\d+)_\d+_.+")
+_MOODLE = re.compile(r"(.+?)_(\d+)_assignsubmission_[a-z]+(?:_.*)?")
+_CANVAS = re.compile(r"([^_]+)(?:_LATE)?_(\d+)_\d+_.+")
 _GRADESCOPE_EXPORT = re.compile(r"assignment_\d+_export")  # the zip file, and the folder in it
-# a zip file may also be encrypted, or packed in a way that Python doesn't know
-_DAMAGES = (UnreadableError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+
+_Owner = tuple[str, str]  # a name; and a number or address, or "", which is shown where a name is there twice
 
 
-class CollectingError(ValueError):
-    """There is nothing to collect from; the message says why."""
+class UsageError(ValueError):
+    """The command can't be run as it was called; the message says why."""
 
 
 class Unreadable(NamedTuple):
@@ -62,17 +62,15 @@ class Student:
 
 
 class _File(NamedTuple):
-    """A file that was found."""
-
     parts: tuple[str, ...]  # its path, as if each zip file were a folder; of a folder with "" at the end
     when: tuple[int, ...] = ()  # it was written: year, month, …
-    content: bytes | None = None  # if it is to be read
-    submission: Submission | None = None  # when it was
-    problem: str = ""  # why it can't be
+    submission: Submission | None = None  # if it is one
+    problem: str = ""  # why it can't be read
+    read_table: Callable[[], bytes] = bytes  # if it may be Gradescope's table of the students
 
 
 def collect(source: Path) -> dict[str, Student]:
-    """All students with what they have handed in, in a folder or a zip file. CollectingError if it is neither."""
+    """All students with what they have handed in, in a folder or a zip file. UsageError if it is neither."""
     home = source.resolve().name.removesuffix(".zip")
     if source.is_dir():
         inside = [path for path in source.iterdir() if not is_ignored((path.name,))]
@@ -82,14 +80,14 @@ def collect(source: Path) -> dict[str, Student]:
     groups: dict[str, list[_Owner]] = {}
     try:
         for file in _in_folder(source) if source.is_dir() else _in_zip(source, (), 0):
-            while file.parts and _GRADESCOPE_EXPORT.fullmatch(file.parts[0]):
+            while _GRADESCOPE_EXPORT.fullmatch(file.parts[0]):
                 file = file._replace(parts=file.parts[1:])
             if file.parts == (_METADATA,):  # not one in a student's folder
-                groups |= _submitters(file.content or b"")
-            elif file.parts:
-                files.append(_read(file))
-    except (zipfile.BadZipFile, OSError) as error:
-        raise CollectingError(f"{source} is neither a folder nor a zip file that can be read: {error}") from None
+                groups |= _submitters(file.read_table)
+            else:
+                files.append(file)
+    except zipfile.BadZipFile as error:
+        raise UsageError(f"{source} is neither a folder nor a zip file that can be read: {error}") from None
     found: dict[_Owner, Student] = defaultdict(Student)
     for file in sorted(files, key=lambda one: (one.when, one.parts)):
         where = "/".join(file.parts)
@@ -104,29 +102,13 @@ def collect(source: Path) -> dict[str, Student]:
                 student.unreadable.append(Unreadable(where, topic_in(file.parts[-1]), file.problem))
             elif file.parts[-1]:
                 student.others.append(where)
-    names = Counter(owner.name for owner in found)
-    students = {
-        f"{owner.name} ({owner.number})" if names[owner.name] > 1 and owner.number else owner.name: student
-        for owner, student in found.items()
-    }
+    names = Counter(name for name, _ in found)
+    students = {f"{name} ({number})" if names[name] > 1 else name: student for (name, number), student in found.items()}
     return dict(sorted(students.items(), key=lambda one: one[0].casefold()))
 
 
-def _read(file: _File) -> _File:
-    """With what is in it, if it is a notebook; or with the reason why that can't be read."""
-    if file.content is None or file.parts[-1] == _METADATA:
-        return file
-    try:
-        return file._replace(content=None, submission=read_submission(file.content, file.parts[-1]))
-    except UnreadableError as error:
-        return file._replace(content=None, problem=str(error))
-
-
-# ---------------------------------------------------------------- what there is
-
-
 def _in_folder(folder: Path) -> Iterator[_File]:
-    for path in sorted(folder.rglob("*")):
+    for path in folder.rglob("*"):
         parts = _parts(path.relative_to(folder).as_posix())
         if is_ignored(parts):
             continue
@@ -141,8 +123,6 @@ def _in_folder(folder: Path) -> Iterator[_File]:
 
 
 def _in_zip(file: Path | IO[bytes], above: tuple[str, ...], depth: int) -> Iterator[_File]:
-    if depth > 2:
-        raise UnreadableError("it is a zip file in a zip file in a zip file")
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             name = info.filename
@@ -155,43 +135,39 @@ def _in_zip(file: Path | IO[bytes], above: tuple[str, ...], depth: int) -> Itera
 
 
 def _looked_into(file: _File, size: int, read: Callable[[], bytes], depth: int) -> Iterator[_File]:
-    """A file, with its content if that is wanted; in place of a zip file what is in it."""
+    """A file, read if it is a notebook; in place of a zip file what is in it."""
     *above, name = file.parts
     kind = Path(name).suffix.lower()
     limit = ZIP_SIZE if kind == ".zip" else FILE_SIZE
     try:
-        if kind not in (".ipynb", ".zip") and name != _METADATA:
+        if name == _METADATA:
+            yield file._replace(read_table=read)
+        elif kind not in (".ipynb", ".zip"):
             yield file
         elif size > limit:
             yield file._replace(problem=f"it has more than {limit / 1e6:g} MB")
-        elif kind == ".zip":
-            yield from _in_zip(io.BytesIO(read()), (*above, name[:-4]), depth + 1)
+        elif kind == ".ipynb":
+            yield file._replace(submission=read_submission(read(), name))
+        elif depth > 1:
+            yield file._replace(problem="it is a zip file in a zip file in a zip file")
         else:
-            yield file._replace(content=read())
-    except _DAMAGES as error:
-        yield file._replace(problem=str(error) or "it is damaged")
+            yield from _in_zip(io.BytesIO(read()), (*above, name[:-4]), depth + 1)
+    except TargetError:  # the course's own fault
+        raise
+    except Exception as error:  # what is damaged or encrypted may raise anything
+        yield file._replace(problem=str(error))
 
 
 def _parts(path: str) -> tuple[str, ...]:
     """The names in a path: with umlauts in one form, whichever the system has, and such that they can be written."""
     path = unicodedata.normalize("NFC", path.encode("utf-8", "replace").decode("utf-8"))
     *folders, name = re.split(r"[/\\]", path)  # Windows' PowerShell writes \ into zip files
-    return (*(folder for folder in folders if folder not in ("", ".", "..")), name)
+    return (*(folder for folder in folders if folder not in ("", ".")), name)
 
 
 def is_ignored(parts: tuple[str, ...]) -> bool:
     """Whether a path leads to what isn't looked at, such as a checkpoint or an earlier version."""
     return any(part.startswith(".") or part in IGNORED for part in parts)
-
-
-# ---------------------------------------------------------------- whose it is
-
-
-class _Owner(NamedTuple):
-    """Somebody who has handed in; the number or address, if there is one, is shown where a name is there twice."""
-
-    name: str
-    number: str = ""
 
 
 def _owners(file: _File, groups: dict[str, list[_Owner]], home: str) -> list[_Owner]:
@@ -202,10 +178,10 @@ def _owners(file: _File, groups: dict[str, list[_Owner]], home: str) -> list[_Ow
     first = file.parts[0]
     for pattern in (_MOODLE, _CANVAS):
         if named := pattern.fullmatch(first):
-            return [_Owner(named["name"], named["number"])]
+            return [named.groups()]
     if len(file.parts) > 1:
-        return groups.get(first, [_Owner(first)])
-    return [_Owner(_named_in(first) or home)] if file.problem or first.lower().endswith(".ipynb") else []
+        return groups.get(first) or [(first, "")]
+    return [(_named_in(first) or home, "")] if file.problem or first.lower().endswith(".ipynb") else []
 
 
 def _named_in(file: str) -> str:
@@ -216,20 +192,11 @@ def _named_in(file: str) -> str:
     return re.sub(r"(?<!\d)\d\d?-\d\d?(?!\d)|\(\d+\)", "", rest).strip(" _-.,()")
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads what a program in Ruby has written; its types are left out."""
-
-
-_Loader.add_multi_constructor("!", lambda *_: None)
-
-
-def _submitters(content: bytes) -> dict[str, list[_Owner]]:
+def _submitters(read: Callable[[], bytes]) -> dict[str, list[_Owner]]:
     """Gradescope's students by the submission's name; nobody if that can't be read: then numbers are their names."""
-    groups: dict[str, list[_Owner]] = {}
-    with contextlib.suppress(yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError):
-        for submission, about in yaml.load(content, _Loader).items():
-            if people := about.get(":submitters"):
-                groups[submission] = [
-                    _Owner(str(one[":name"]), str(one.get(":sid") or one.get(":email") or "")) for one in people
-                ]
+    groups = {}
+    with contextlib.suppress(Exception):
+        for submission, about in yaml.safe_load(re.sub(rb"!ruby\S*", b"", read())).items():
+            people = about[":submitters"]
+            groups[submission] = [(str(one[":name"]), str(one.get(":sid") or one.get(":email"))) for one in people]
     return groups

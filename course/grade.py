@@ -13,8 +13,8 @@ Somebody who sets out to deceive a check can do so, but can't change another stu
 processes. Where it can't, the command says so: then, and for strangers' submissions, grade in a container. The
 instructor's guide has the recipe.
 
-The exit status is 0 if the grades are written, whatever they are, 1 if the course's own files are at fault, 2 for wrong
-usage and 130 after Ctrl-C. What could not be read or judged is printed at the end, and stands in the summary.
+The exit status is 0 if the grades are written, whatever they are, 2 if there is nothing to grade or to grade by, and
+130 after Ctrl-C. What could not be read or judged is printed at the end, and stands in the summary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from course import grade_pages, gradescope
-from course.collecting import CollectingError, Student, collect
+from course.collecting import Student, UsageError, collect
 from course.confined import interrupted
 from course.files import NotWritableError, require_writable, write_whole
 from course.grading import ABSENT, BROKEN, UNREADABLE, Graded, GradedExercise, absent, grade, prepare
@@ -45,13 +45,6 @@ from course.skeleton import edition, editions
 from course.submission import Submission
 from course.syllabus import SyllabusError
 
-KEPT = ".graded"  # folder for what was graded
-DASK_SECONDS = 15  # for a scheduler to answer
-
-
-class UsageError(ValueError):
-    """The command can't be run as it was called; the message says why."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("submissions", nargs="?", default="", metavar="SUBMISSIONS", help="folder or zip file")
@@ -59,13 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of the checks (default: that of the output folder, else random)")
     parser.add_argument("--force", action="store_true", help="grade again what was graded already, too")
     parser.add_argument("--jobs", "-j", type=positive, help="submissions at a time (default: one for each core)")
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=60,
-        metavar="S",
-        help="seconds for an answer, and for its check (default 60)",
-    )
+    seconds = "for an answer, and for its check (default 60 s)"
+    parser.add_argument("--timeout", type=positive, default=60, metavar="S", help=seconds)
     parser.add_argument("--dask", metavar="ADDRESS", help="have a Dask cluster grade, such as tcp://10.0.0.1:8786")
     parser.add_argument("--gradescope", metavar="TOPIC", help="only write dist/gradescope-TOPIC.zip, an autograder")
 
@@ -73,27 +61,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     try:
-        if args.gradescope:
-            if args.gradescope not in editions():
-                raise UsageError(f"there is no topic {args.gradescope}; there are {', '.join(editions())}")
-            print(gradescope.write(args.gradescope, args.output))
-            return 0
-        return _grade(args)
-    except (UsageError, CollectingError, NotWritableError, ReleaseError) as error:
+        if not args.gradescope:
+            return _grade(args)
+        if args.gradescope not in editions():
+            raise UsageError(f"there is no topic {args.gradescope}; there are {', '.join(editions())}")
+        print(gradescope.write(args.gradescope, args.output))
+        return 0
+    except (UsageError, NotWritableError, ReleaseError, TargetError, SyllabusError) as error:
         print(f"grade: {error}", file=sys.stderr)
         return 2
-    except (TargetError, SyllabusError) as error:
-        print(f"grade: the course's own files can't be used: {error}", file=sys.stderr)
-        return 1
 
 
 def _grade(args: argparse.Namespace) -> int:
-    source, output = _places(args)
+    if not args.submissions:
+        raise UsageError("name the folder or the zip file: make grade SUBMISSIONS=folder")
+    source = Path(args.submissions).resolve()
+    output = args.output or source.parent / "grades"
+    if not source.exists():
+        raise UsageError(f"{args.submissions} is not there; name the folder or the zip file of the submissions")
+    if output.resolve().is_relative_to(source):
+        raise UsageError(f"the output folder {output} lies among the submissions; name another --output")
     students = collect(source)
     if not students:
-        raise CollectingError(f"{source} holds neither notebooks nor folders of students")
+        raise UsageError(f"{source} holds neither notebooks nor folders of students")
     require_writable(output, "; name another --output")
-    kept = output / KEPT
+    kept = output / ".graded"
     kept.mkdir(exist_ok=True)
     seed = _seed(args.seed, output / "seed.txt")
     graded: dict[tuple[str, str], Graded] = {}
@@ -101,8 +93,8 @@ def _grade(args: argparse.Namespace) -> int:
     for student, own in students.items():
         for topic, submission in own.submissions.items():
             # differs if anything does that decides the grade
-            key = hashlib.sha256(repr((edition(topic), submission, seed, args.timeout)).encode()).hexdigest()
-            file = kept / f"{key[:32]}.json"
+            key = repr((edition(topic), submission, seed, args.timeout))
+            file = kept / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
             if not args.force and (known := _read_kept(file)):
                 graded[student, topic] = known
             else:
@@ -115,56 +107,41 @@ def _grade(args: argparse.Namespace) -> int:
             }
             for done, future in enumerate(as_completed(running), 1):
                 student, topic = place = running[future]
-                if error := future.exception():  # a fault of this program or the system
-                    graded[place] = absent(topic, BROKEN, f"{type(error).__name__}: {error}")
-                else:
-                    graded[place] = future.result()
-                if all(one.status != BROKEN for one in graded[place].exercises):
-                    write_whole(waiting[place][1], json.dumps(asdict(graded[place])))
-                points = f"{graded[place].points:g} of {graded[place].of}"
-                print(f"{done}/{len(waiting)}  {student}, {topic}  {points}", flush=True)
+                error = future.exception()  # a fault of this program or the system
+                one = absent(topic, BROKEN, f"{type(error).__name__}: {error}") if error else future.result()
+                graded[place] = one
+                if all(exercise.status != BROKEN for exercise in one.exercises):
+                    write_whole(waiting[place][1], json.dumps(asdict(one)))
+                print(f"{done}/{len(waiting)}  {student}, {topic}  {one.points:g} of {one.of}", flush=True)
     except KeyboardInterrupt:
         done = sum(place in graded for place in waiting)
         print(f"Interrupted; {done} of {len(waiting)} are graded. The same command goes on from here.")
         return 130
-    unreadable = {student: own.unreadable for student, own in students.items()}
     # on each topic that somebody has handed in
-    topics = {topic for _, topic in graded} | {one.topic for bad in unreadable.values() for one in bad if one.topic}
+    topics = {topic for _, topic in graded}
+    topics |= {one.topic for own in students.values() for one in own.unreadable if one.topic}
     results = {
         student: [graded.get((student, topic)) or _nothing(own, topic) for topic in sorted(topics)]
         for student, own in students.items()
     }
-    grade_pages.write(output, results, unreadable, seed)
+    grade_pages.write(output, results, students, seed)
     return 0
 
 
-def _places(args: argparse.Namespace) -> tuple[Path, Path]:
-    """The submissions and the output folder."""
-    if not args.submissions:
-        raise UsageError("name the folder or the zip file: make grade SUBMISSIONS=folder")
-    source = Path(args.submissions).resolve()
-    if not source.exists():
-        raise UsageError(f"{args.submissions} is not there; name the folder or the zip file of the submissions")
-    output = args.output or source.parent / "grades"
-    if output.resolve().is_relative_to(source):
-        raise UsageError(f"the output folder {output} lies among the submissions; name another --output")
-    return source, output
-
-
 def _seed(named: int | None, file: Path) -> int:
-    """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
+    """The seed that was named, else that of an earlier run, else a new one."""
     try:
         if named is None:
             named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
     except ValueError:
         raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
-    write_whole(file, f"{named % 2**32}\n")
-    return named % 2**32
+    write_whole(file, f"{named}\n")
+    return named
 
 
 def _read_kept(file: Path) -> Graded | None:
     """What was graded; None if it isn't there, or was damaged, as by a machine that was switched off."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         document = json.loads(file.read_text(encoding="utf-8"))
         return Graded(**document | {"exercises": tuple(GradedExercise(**one) for one in document["exercises"])})
     return None
@@ -179,15 +156,12 @@ def _nothing(own: Student, topic: str) -> Graded:
     return absent(topic, ABSENT, f"there is no notebook on {topic}{others}")
 
 
-# ---------------------------------------------------------------- who grades
-
-
 @contextlib.contextmanager
 def _executor(args: argparse.Namespace, topics: list[str]) -> Iterator[Executor]:
     """Threads, each of which watches over one process at a time; or a Dask cluster."""
     if args.dask:
         with _dask_client(args.dask) as client:
-            yield client.get_executor(pure=False, retries=3)
+            yield client.get_executor()
         return
     if topics and (reason := prepare(topics)):
         print(
@@ -203,14 +177,13 @@ def _executor(args: argparse.Namespace, topics: list[str]) -> Iterator[Executor]
         raise
     finally:
         threads.shutdown(cancel_futures=True)
-        interrupted.clear()
 
 
 def _dask_client(address: str) -> contextlib.AbstractContextManager:
     try:
         from distributed import Client
 
-        return Client(address, timeout=DASK_SECONDS, set_as_default=False)
+        return Client(address)
     except ImportError:
         raise UsageError("--dask needs a package that isn't here: pip install distributed") from None
     except (OSError, ValueError) as error:

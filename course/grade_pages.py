@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from course.collecting import Unreadable
+from course.collecting import Student, Unreadable
 from course.files import write_whole
 from course.grading import NOT_HANDED_IN, PASSED, PROBLEMS, UNREADABLE, Graded, GradedExercise
 
@@ -27,7 +27,7 @@ pre {{ white-space: pre-wrap; margin: 0 0 0 2rem; }}
 """
 
 
-def write(output: Path, results: dict[str, list[Graded]], unreadable: dict[str, list[Unreadable]], seed: int) -> None:
+def write(output: Path, results: dict[str, list[Graded]], students: dict[str, Student], seed: int) -> None:
     """Write it all into a folder, and print where it is and what to look at."""
     write_whole(output / "grades.csv", "\ufeff" + _csv(results))  # so that Excel sees UTF-8
     # what could not be read or judged, or was not: student, where, status and reason
@@ -38,24 +38,24 @@ def write(output: Path, results: dict[str, list[Graded]], unreadable: dict[str, 
         for one in topic.exercises
         if one.status in PROBLEMS
     ]
-    to_look_at += [(student, one.where, UNREADABLE, one.problem) for student in results for one in unreadable[student]]
+    for student, own in students.items():
+        to_look_at += [(student, one.where, UNREADABLE, one.problem) for one in own.unreadable]
     write_whole(output / "summary.html", _summary(results, to_look_at, seed))
     folder = output / "feedback"
     folder.mkdir(exist_ok=True)
     taken: set[str] = set()
     for student, graded in results.items():
-        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", student).encode()[:160].decode(errors="ignore").strip(" .")
-        while not name or name.casefold() in taken:  # nobody's page takes the place of another's
+        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", student).encode()[:160].decode(errors="ignore")
+        while name.casefold() in taken:  # nobody's page takes the place of another's
             name += "_"
         taken.add(name.casefold())
-        write_whole(folder / f"{name}.html", _feedback(student, graded, unreadable[student]))
+        write_whole(folder / f"{name}.html", _feedback(student, graded, students[student].unreadable))
     for row in to_look_at:
         print("to look at:", ", ".join(row))
     print(f"{output.resolve()} has grades.csv, summary.html, and the reasons in feedback/")
 
 
 def _csv(results: dict[str, list[Graded]]) -> str:
-    """A line for each student and exercise."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["student", "topic", "exercise", "points", "of", "status", "reason"])
@@ -74,7 +74,6 @@ def _cell(value: object) -> str:
 
 
 def _feedback(student: str, graded: list[Graded], unreadable: list[Unreadable]) -> str:
-    """A student's page."""
     parts = []
     for topic in graded:
         parts.append(f"<h2>{topic.topic}: {topic.points:g} of {topic.of} points</h2>")
@@ -90,7 +89,6 @@ def _feedback(student: str, graded: list[Graded], unreadable: list[Unreadable]) 
 
 
 def _summary(results: dict[str, list[Graded]], to_look_at: list[tuple[str, ...]], seed: int) -> str:
-    """The page about all students: how each exercise went, and what somebody should look at."""
     parts = [f"<p>{len(results)} students; the checks' seed was {seed}.</p>"]
     for topics in zip(*results.values(), strict=True):
         handed_in = [graded for graded in topics if graded.exercises[0].status not in NOT_HANDED_IN]
@@ -108,7 +106,6 @@ def _summary(results: dict[str, list[Graded]], to_look_at: list[tuple[str, ...]]
 
 
 def _row(column: tuple[GradedExercise, ...]) -> tuple[str, ...]:
-    """How an exercise went."""
     failed = Counter(demand["name"] for one in column for demand in one.demands if not demand["passed"])
     often = ", ".join(f"{name} ({count})" for name, count in failed.most_common(3))
     passed = sum(one.status == PASSED for one in column)

@@ -55,8 +55,7 @@ def write(topic: str, folder: Path | None = None) -> str:
     require_writable(folder, "; name another --output")
     commit = read_commit(ROOT)
     chosen = [path for path in commit.files if "/" not in path or path.startswith(NEEDED)]
-    chosen = [path for path in chosen if not path.endswith((".ipynb", ".png")) or path == notebook]
-    files = {path: (ROOT / path).read_bytes() for path in chosen}
+    files = {path: (ROOT / path).read_bytes() for path in chosen if path == notebook or not path.endswith(".ipynb")}
     files |= {"setup.sh": SETUP.encode(), "run_autograder": RUN.format(topic=topic).encode()}
     path = folder / f"gradescope-{topic}.zip"
     write_whole(path, zipped(files, commit.moment))
@@ -70,8 +69,7 @@ def write(topic: str, folder: Path | None = None) -> str:
 def results(submission: Path, topic: str) -> dict[str, Any]:
     """What results.json says of a folder with a submission. The newest notebook on the topic counts."""
     problems = []
-    # of an answer, and of its check
-    seconds = SECONDS / (2.5 * len(skeleton(topic).tasks))
+    seconds = SECONDS / (2.5 * len(skeleton(topic).tasks))  # of an answer, and of its check
     paths = [path for path in submission.rglob("*.ipynb") if path.is_file() and not path.is_symlink()]
     paths = [path for path in paths if not is_ignored(path.relative_to(submission).parts)]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -94,8 +92,7 @@ def results(submission: Path, topic: str) -> dict[str, Any]:
         ]
         notes = [f"Graded is {path.name}.", *graded.notes, *problems]
         return {"score": graded.points, "output": "\n".join(notes), "tests": tests}
-    problems = problems or ["There is no notebook in what you have handed in."]
-    advice = f"Hand in your notebook of {topic}, a file that ends in .ipynb."
+    advice = f"There is no notebook of {topic} in what you have handed in, a file that ends in .ipynb."
     return {"score": 0, "output": "\n".join([*problems, advice])}
 
 

@@ -25,7 +25,7 @@ class Task(Answer):
     points: int
     stub: str  # source of the answer cell as students get it
     hidden: str  # source of the check cell if it has hidden tests, else ""
-    uses: frozenset[str]  # names that the course's answer, the argument and the hidden tests use
+    uses: frozenset[str]  # names that the course's answer and the hidden tests use
 
     def is_attempted_in(self, source: str) -> bool:
         """Whether there is code in an answer cell that isn't the stub's."""
@@ -38,7 +38,6 @@ class Task(Answer):
 class Skeleton:
     """What grading takes from a notebook."""
 
-    topic: str
     code: dict[str, str]  # sources of the code cells by their ids, in their order
     tasks: tuple[Task, ...]
     lesson_sources: frozenset[str]  # of all cells but the answers, as `plain` gives them
@@ -80,12 +79,12 @@ def skeleton(topic: str) -> Skeleton:
                 points=int(heading[4]),
                 stub=student_source(answer.source),
                 hidden=hidden,
-                uses=frozenset(used(answer.source) | used(answer.argument) | used(hidden)),
+                uses=frozenset(used(answer.source) | used(hidden)),
             )
         )
     own = {task.cell for task in tasks}
     lesson_sources = frozenset(plain(source) for cell, source in code.items() if cell not in own)
-    return Skeleton(topic, code, tuple(tasks), lesson_sources)
+    return Skeleton(code, tuple(tasks), lesson_sources)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from course.needs import used
 from course.skeleton import Skeleton, Task, editions, plain, skeleton
@@ -28,8 +29,7 @@ class Submission:
     notes: tuple[str, ...] = ()  # sentences on how it was found and read
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     number: int  # among all cells of the file, from 1
     source: str
     ids: set[str]
@@ -64,8 +64,6 @@ def read_submission(content: bytes, name: str = "", topic: str = "") -> Submissi
 
 
 def _code_cells(content: bytes) -> list[_Cell]:
-    if not content.strip():
-        raise UnreadableError("the file is empty")
     try:
         cells = enumerate(json.loads(content)["cells"], 1)
         return [_cell(number, cell) for number, cell in cells if cell.get("cell_type") == "code"]
@@ -74,9 +72,9 @@ def _code_cells(content: bytes) -> list[_Cell]:
 
 
 def _cell(number: int, cell: dict) -> _Cell:
-    about = cell.get("metadata") or {}  # a tool may have lost it
-    ids = {cell.get("id"), (about.get("nbgrader") or {}).get("grade_id"), about.get("id")}
-    return _Cell(number, "".join(cell.get("source") or ""), ids)
+    about = cell.get("metadata", {})  # a tool may have lost it
+    ids = {cell.get("id"), about.get("nbgrader", {}).get("grade_id"), about.get("id")}
+    return _Cell(number, "".join(cell.get("source", "")), ids)
 
 
 def _topic_of(cells: list[_Cell], name: str) -> str:
@@ -101,8 +99,8 @@ def _claim(cell: _Cell, task: Task, lesson: Skeleton) -> int:
     """How much speaks for a cell to be the answer: 2 an id, 1 what it defines, 0 nothing."""
     if task.cell in cell.ids:
         return 2
-    if not cell.ids.isdisjoint(lesson.code) or plain(cell.source) in lesson.lesson_sources:
+    if plain(cell.source) in lesson.lesson_sources:
         return 0
     names = "|".join(map(re.escape, sorted(used(task.argument))))
-    definition = rf"^(?:(?:async +)?def|class) +(?:{names})\b|^(?:{names}) *=(?!=)"
+    definition = rf"^(?:def|class) +(?:{names})\b|^(?:{names}) *="
     return int(f"{task.check}(" not in cell.source and bool(re.search(definition, cell.source, re.MULTILINE)))

@@ -62,7 +62,7 @@ def test_too_old_a_python_is_told_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     assert cli.main(["run"]) == 2
     assert "needs Python 3.11" in capsys.readouterr().err
-    status, said = bare("lab", chosen="current")
+    status, said = bare("lab", "--allow-root", chosen="current")
     assert status == 1
     assert "packaging is missing" in said
 
@@ -251,3 +251,11 @@ def test_clean_keeps_work_data_and_environment(tmp_path, monkeypatch, capsys):
     (tmp_path / ".venv/made-by-course.json").touch()
     assert clean.main(argparse.Namespace(all=True)) == 0
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="root is POSIX's")
+def test_root_learns_at_once_what_make_lab_needs(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("course.environment.enter", lambda *_: pytest.fail("it was set up first"))
+    assert cli.main(["lab"]) == 2
+    assert 'make lab ARGS="--allow-root"' in capsys.readouterr().err

@@ -63,30 +63,30 @@ def test_a_dask_worker_with_another_edition_does_not_grade():
         grade_there(Submission(TOPIC, {}), "another", 5, 60)
 
 
-def test_a_dask_scheduler_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("distributed", reason="Dask isn't installed (requirements-dev.txt)")
-    monkeypatch.setattr("course.grade.DASK_SECONDS", 1)
+def test_a_dask_scheduler_that_does_not_answer_is_named(tmp_path, capsys):
+    dask = pytest.importorskip("dask", reason="Dask isn't installed (requirements-dev.txt)")
     (tmp_path / "in" / "Ada").mkdir(parents=True)
-    assert run_command("grade", [str(tmp_path / "in"), "--dask", "tcp://127.0.0.1:9"]) == 2
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        assert run_command("grade", [str(tmp_path / "in"), "--dask", "tcp://127.0.0.1:9"]) == 2
     assert "no Dask scheduler answers at tcp://127.0.0.1:9" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Gradescope
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Gradescope's containers are Linux")
 def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
-    assert "Upload it at Gradescope" in gradescope.write(TOPIC, tmp_path)
+    assert "Upload it at Gradescope" in gradescope.write(TOPIC, tmp_path / "dist")
     root = tmp_path / "autograder"
-    with zipfile.ZipFile(tmp_path / f"gradescope-{TOPIC}.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "dist" / f"gradescope-{TOPIC}.zip") as archive:
         archive.extractall(root / "source")
     assert [path.name for path in root.glob("source/module*/*.ipynb")] == [NAME]
-    subprocess.run(["bash", "-n", root / "source" / "setup.sh"], check=True, timeout=60)
     (root / "submission").mkdir()
     (root / "submission" / "my own name.ipynb").write_bytes(as_file(notebook(TOPIC, {CELL: RIGHT})))
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env |= {"AUTOGRADER_ROOT": str(root), "COURSE_PYTHON": sys.executable}
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_TORCH_INDEX")}
+    env |= {"AUTOGRADER_ROOT": str(root), "COURSE_PYTHON": sys.executable, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "python3.13").write_text('#!/bin/sh\necho "$PWD $COURSE_TORCH_INDEX $*"')
+    (tmp_path / "python3.13").chmod(0o755)
+    setup = ["bash", root / "source" / "setup.sh"]
+    said = subprocess.run(setup, env=env, timeout=60, check=True, capture_output=True, text=True).stdout.split()
+    assert (said[0], said[1][-4:], said[2:]) == (f"{root}/source", "/cpu", ["-m", "course", "setup"])
     run = ["bash", root / "source" / "run_autograder"]
     said = subprocess.run(run, cwd="/", env=env, timeout=300, check=False, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -103,20 +103,23 @@ def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
 def test_the_newest_of_several_notebooks_is_graded_in_time_and_what_is_wrong_with_the_files_is_said(
     tmp_path, monkeypatch
 ):
-    assert "There is no notebook" in gradescope.results(tmp_path, TOPIC)["output"]
     (tmp_path / "c.ipynb").write_text("{")
     found = gradescope.results(tmp_path, TOPIC)
     assert found["score"] == 0
     assert "c.ipynb: it is no notebook" in found["output"]
-    assert f"Hand in your notebook of {TOPIC}" in found["output"]
+    assert f"There is no notebook of {TOPIC}" in found["output"]
     given = {}
-    monkeypatch.setattr(gradescope, "grade", lambda one, **options: given.update(options) or Graded(one.topic, ()))
+    graded = Graded(TOPIC, (), ("of how it was read",))
+    monkeypatch.setattr(gradescope, "grade", lambda one, **options: given.update(options) or graded)
+    if os.name != "nt":
+        (tmp_path / "link.ipynb").symlink_to(editions()[TOPIC])  # the newest, with all solutions
     (tmp_path / ".ipynb_checkpoints").mkdir()
     for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb", ".ipynb_checkpoints/a-checkpoint.ipynb"]):
         if name != "c.ipynb":
             (tmp_path / name).write_bytes(as_file(notebook(TOPIC)))
         os.utime(tmp_path / name, (1_000_000 + age, 1_000_000 + age))
-    assert gradescope.results(tmp_path, TOPIC)["output"].startswith("Graded is a.ipynb.\nc.ipynb: it is no notebook")
+    said = gradescope.results(tmp_path, TOPIC)["output"]
+    assert said.startswith("Graded is a.ipynb.\nof how it was read\nc.ipynb: it is no notebook")
     # for each an answer and its check; after ten minutes Gradescope ends it without any points
     assert 200 < 2.25 * given["seconds"] * len(skeleton(TOPIC).tasks) < 560
 

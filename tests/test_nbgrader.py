@@ -76,14 +76,11 @@ def test_nothing_earns_nothing_and_a_part_its_part(tmp_path, monkeypatch):
     submit(tmp_path, "half", {**{name: solved[name] for name in right}, "ex-post-mortem": partly})
     nbgrader(tmp_path, "autograde", "ps")
     with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}") as book:
-        scores = {
-            student: {
-                grade.cell.name: grade.auto_score for grade in book.find_submission("ps", student).notebooks[0].grades
-            }
+        nothing, half = (
+            {grade.cell.name: grade.auto_score for grade in book.find_submission("ps", student).notebooks[0].grades}
             for student in ("untouched", "half")
-        }
-    assert set(scores["untouched"].values()) == {0}
-    half = scores["half"]
+        )
+    assert set(nothing.values()) == {0}
     assert (half["ex-fixed-check"], half["ex-roofline-check"]) == (15, 15)
     assert (half["ex-wait-free-check"], half["ex-plan-check"]) == (0, 0)
     assert 0 < half["ex-post-mortem-check"] < 20
