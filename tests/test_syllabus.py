@@ -61,12 +61,17 @@ DAMAGE = [
     ('prerequisites = ["1-05", "5-07"]', 'prerequisites = "1-05"', "15-02: names '1', which is no topic"),
     (ROW_3, '[topics."15-02"]', "not valid TOML"),
     ('file = "15-03_', 'file = "15-02_', "file must look like 15-03_"),
-    (ROW_3, '[topics."16-03"]', 'topic 16-03: the number must look like "15-01"'),
+    (ROW_3, '[topics."15-033"]', 'topic 15-033: the number must look like "15-01"'),
+    ('_patterns.ipynb"', '_patterns.ipynb.bak"', "file must look like 15-03_"),
     ('template = "TEMPLATE_CAPSTONE.ipynb"', 'template = "CAPSTONE"', "topic 15-10: template is"),
     (ROW_3, f'{ROW_3}\nstatus = "done"', "topic 15-03: status is 'done'"),
     ('references = ["16-03"]', 'references = ["16.03"]', "15-07: names '16.03', which is no topic"),
     ('prerequisites = ["15-05", "5-07"]', 'prerequisites = ["15-25"]', "15-06: names '15-25', which is no topic"),
-    ('prerequisites = ["5-07"]', 'prerequisites = ["15-10"]', "lead back to where they began: 15-10"),
+    (
+        'prerequisites = ["5-07"]',
+        'prerequisites = ["15-10"]',
+        "names '15-10', which is no topic; prerequisites stand above",
+    ),
     ("[module]", "[modul]", "needs the table [module]"),
 ]
 
