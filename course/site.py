@@ -159,7 +159,6 @@ def solutions_page(topic: Topic, lesson: NotebookNode) -> str:
 
 
 def _solutions(topic: Topic) -> str:
-    """The name of that page."""
     return f"{topic.number}_solutions"
 
 
@@ -188,11 +187,11 @@ def front_page(book: Syllabus, topics: list[Topic], solutions: bool, bundle: byt
         begin=ways.how_to_begin(book, bundle_name(book) if bundle else "", len(bundle) / 1e6),
     )
     text += toctree("Topics", [f"{topic.number} {topic.title} <{topic.file}>" for topic in topics])
+    more = ["glossary"]
     if solutions:
         text += toctree("Solutions", [f"{topic.number} <{_solutions(topic)}>" for topic in topics])
-    return text + toctree(
-        "More", ["glossary", *([f"Instructor's guide <{instructor_guide.NAME}>"] if solutions else [])]
-    )
+        more.append(f"Instructor's guide <{instructor_guide.NAME}>")
+    return text + toctree("More", more)
 
 
 def toctree(caption: str, entries: list[str]) -> str:
