@@ -118,7 +118,6 @@ def fill(notebook: NotebookNode, topic: Topic) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = cell.source.replace(LOADER_OF["FashionMNIST"], LOADER_OF[topic.dataset])
-            cell.outputs, cell.execution_count = [], None
             continue
         for name, text in texts.items():
             cell.source = cell.source.replace("{{" + name + "}}", text)

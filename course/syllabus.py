@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -119,21 +118,19 @@ def parse(text: str, path: Path) -> Syllabus:
             raise SyllabusError(f'{where}: the number must look like "{module.number}-01"')
         warnings = [_made(Warning_, row, f"{where}: warnings") for row in table.get("warnings", [])]
         more = {"number": number, "path": path.parent / str(table.get("file"))}
-        topic = topics[number] = _made(Topic, {**table, "warnings": warnings}, where, **more)
+        topic = _made(Topic, {**table, "warnings": warnings}, where, **more)
         for key, allowed in ALLOWED.items():
             if (value := getattr(topic, key)) not in allowed:
                 raise SyllabusError(f"{where}: {key} is {value!r}; possible are {', '.join(allowed)}")
         if not re.fullmatch(rf"{number}_[a-z0-9_]+\.ipynb", topic.file):
             raise SyllabusError(f"{where}: file must look like {number}_words_of_the_title.ipynb, not {topic.file!r}")
-        for other in [*topic.prerequisites, *(other for met in warnings for other in met.references)]:
-            is_here = other in document["topics"] or not str(other).startswith(f"{module.number}-")
-            if not is_here or not re.fullmatch(r"[1-9]\d?-\d\d", str(other)):
-                raise SyllabusError(f"{where}: names {other!r}, which is no topic")
-    try:
-        TopologicalSorter({number: topic.prerequisites for number, topic in topics.items()}).prepare()
-    except CycleError as error:
-        around = " → ".join(error.args[1])
-        raise SyllabusError(f"{path.name}: prerequisites lead back to where they began: {around}") from None
+        references = [other for met in warnings for other in met.references]
+        for others, there in ((topic.prerequisites, topics), (references, document["topics"])):
+            for other in map(str, others):
+                is_here = other in there or not other.startswith(f"{module.number}-")
+                if not is_here or not re.fullmatch(r"[1-9]\d?-\d\d", other):
+                    raise SyllabusError(f"{where}: names {other!r}, which is no topic; prerequisites stand above it")
+        topics[number] = topic
     return Syllabus(path=path, module=module, topics=topics)
 
 

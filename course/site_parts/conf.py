@@ -9,21 +9,16 @@ from docutils import nodes
 project = "Module 15"
 html_title = "Advanced PyTorch Internals"
 extensions = ["myst_nb", "sphinx_copybutton"]
-exclude_patterns = []
 
 # pages
 nb_execution_mode = "off"  # the stored outputs are shown
-nb_merge_streams = True
-nb_number_source_lines = False
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
-myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # an exercise is a heading of the third level, wherever it stands
 
 # everything comes from the site itself: neither MathJax nor anything else is fetched, and search needs no server
 mathjax_path = "mathjax/tex-svg.js"
 mathjax3_config = {"options": {"enableMenu": False}}
-html_show_search_summary = False  # it would be fetched, which a page that was opened as a file can't do
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["course.css"]
@@ -35,10 +30,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
     "show_toc_level": 2,
-    "navigation_with_keys": False,
     "footer_content_items": [],  # else "By Author name not set"
-    "pygments_light_style": "a11y-high-contrast-light",
-    "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system is
 html_show_copyright = False
@@ -48,13 +40,9 @@ html_show_sphinx = False
 # search: each section, and each term of the glossary, with its text
 def sections_of(page, document):
     """What search finds on a page, in its order."""
-    for markup in list(document.findall(nodes.raw)):  # figures as HTML
-        markup.parent.remove(markup)
-    for formula in [*document.findall(nodes.math), *document.findall(nodes.math_block)]:
-        plain = formula.astext()  # such as x + 1; other LaTeX reads badly among the words
-        formula.parent.replace(formula, nodes.Text("…" if "\\" in plain else plain))
-    for cell in document.findall(nodes.entry):
-        cell.append(nodes.Text("·"))
+    markup = (nodes.raw, nodes.math, nodes.math_block)  # figures as HTML, and LaTeX, which reads badly among the words
+    for part in list(document.findall(lambda node: isinstance(node, markup))):
+        part.parent.replace(part, nodes.Text("…"))
     title = next(document.findall(nodes.title)).astext()
     for section in document.findall(nodes.section):
         text = " ".join(part.astext() for part in section.children[1:] if not isinstance(part, nodes.section))
