@@ -21,6 +21,7 @@ from course.files import NotWritableError
 from course.renewing import EARLIER, RECORD, fingerprint, write_edition
 from course.selection import Selected
 from course.start_page import NAME as START_PAGE
+from course.syllabus import load
 
 # --------------------------------------------------------------------------------------------------------------------
 # no solutions
