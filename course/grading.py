@@ -246,7 +246,7 @@ def judge(link: Connection, job: Job) -> None:
         return tell(FAILED, describe(error))
     after = _contents(owners)
     if replaced := [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]:
-        return tell(REFUSED, f"it has replaced {replaced[0]}")
+        return tell(REFUSED, f"it has replaced {', '.join(sorted(replaced))}")
     if hidden_fails:
         return tell(FAILED, "a hidden test fails")
     demands = [

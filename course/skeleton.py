@@ -25,7 +25,7 @@ class Task(Answer):
     points: int
     stub: str  # source of the answer cell as students get it
     hidden: str  # source of the check cell if it has hidden tests, else ""
-    uses: frozenset[str]  # names that the course's answer and the hidden tests use
+    uses: frozenset[str]  # names that the course's answer, the argument and the hidden tests use
 
     def is_attempted_in(self, source: str) -> bool:
         """Whether there is code in an answer cell that isn't the stub's."""
@@ -79,7 +79,7 @@ def skeleton(topic: str) -> Skeleton:
                 points=int(heading[4]),
                 stub=student_source(answer.source),
                 hidden=hidden,
-                uses=frozenset(used(answer.source) | used(hidden)),
+                uses=frozenset(used(answer.source) | used(answer.argument) | used(hidden)),
             )
         )
     own = {task.cell for task in tasks}

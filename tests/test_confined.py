@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -73,17 +74,44 @@ def test_whatever_it_does_there_is_an_answer_or_a_reason(source, reason, is_seal
 
 def test_what_it_writes_and_prints_goes_nowhere_and_is_limited(is_sealed, capfd):
     source = """
-import os
+import os, tempfile, torch
 os.write(1, b"noise" * 100_000)
-open("x", "w").write("1")
-try: open("big", "wb").write(bytes(2 << 20))
-except OSError as error: big = type(error).__name__
-tell([os.getcwd(), os.environ["HOME"], big])
+def fails(sizes):
+    try: [open(f"{number}", "wb").write(bytes(size)) for number, size in enumerate(sizes)]
+    except OSError: return True
+    return False
+names = "HOME TMPDIR TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR".split()
+places = {os.getcwd(), tempfile.gettempdir(), *map(os.environ.get, names)}
+links = [name for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}").endswith("]")]
+found = [fails([900_000] * 3), fails([2 << 20]), links == [f"{link.fileno()}"]]
+tell([*places, dict(os.environ), found, torch.get_num_threads()])
 """
-    here, home, big = outcome(source, is_sealed)
-    assert (here == home, big) == (True, "OSError")
-    assert not Path(here).exists()
+    place, environment, found, threads = outcome(source, is_sealed)
+    assert found == [is_sealed, True, True], "many files, a large one, no pipe but its own"
+    assert not Path(place).exists()
     assert "noise" not in "".join(capfd.readouterr())
+    same = {"COURSE_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "COURSE_DATA": "sample", "MPLBACKEND": "agg"}
+    assert (environment | same, threads) == (environment, 1), "the same verdict on every machine"
+
+
+def test_what_all_processes_hold_counts_once(is_sealed):
+    source = """
+import os, time
+for number in range(8):
+    if os.fork() == 0: time.sleep(60)
+time.sleep(0.5)
+tell(1)
+"""
+    assert outcome(source, is_sealed) == 1
+
+
+def test_time_counts_from_word_to_word_and_one_that_ends_while_we_look_is_no_fault(monkeypatch):
+    def ended(process):
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "memory_info", ended)
+    with Confined(run, ("import time; tell(0); tell(1); time.sleep(3); tell(2)",), LIMITS) as process:
+        assert [process.hear(seconds) for seconds in (confined.START_SECONDS, 0.5, 60)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("end", ["tell(1)", "time.sleep(60)", "os._exit(1)"])
@@ -104,6 +132,23 @@ time.sleep(0.5)
     assert psutil.wait_procs(left, timeout=5)[1] == []
 
 
+def test_nothing_goes_on_when_we_are_killed(is_sealed):
+    source = f"""
+from test_confined import *
+with Confined(run, ("tell(0); import time; time.sleep(600)",), LIMITS, is_sealed={is_sealed}) as process:
+    print(process.hear(confined.START_SECONDS), flush=True)
+    process.hear(600)
+"""
+    command, tests = [sys.executable, "-c", source], Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": str(tests.parent)}
+    with subprocess.Popen(command, cwd=tests, env=env, stdout=subprocess.PIPE) as ours:
+        assert ours.stdout.readline() == b"0\n"
+        family = psutil.Process(ours.pid).children(recursive=True)
+        ours.kill()
+    assert len(family) > 3
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
 def test_a_sealed_process_changes_nothing_outside_and_reaches_nobody(tmp_path):
     if reason := confined.can_seal():
         pytest.skip(f"processes can't be sealed here: {reason}")
@@ -112,7 +157,7 @@ def test_a_sealed_process_changes_nothing_outside_and_reaches_nobody(tmp_path):
         server.bind(("127.0.0.1", 0))
         server.listen()
         source = f"""
-import ctypes, os, signal, socket
+import ctypes, os, resource, signal, socket
 def fails(call, *arguments):
     try: call(*arguments)
     except OSError: return True
@@ -129,6 +174,8 @@ found = {{
     "few processes": len(here) < 5,
     "signal": fails(os.kill, {os.getpid()}, 0) or {os.getpid()} in here,
     "mount": libc.mount(None, b"/", None, 32, None) == -1,
+    "no program gives powers": libc.prctl(39, 0, 0, 0, 0) == 1,
+    "threads": resource.getrlimit(resource.RLIMIT_NPROC)[0] == 4 * {LIMITS.processes},
     "unshare": libc.unshare(0x20000) == -1,
     "server that starts others": not any(os.listdir({confined.multiprocessing.util.get_temp_dir()!r})),
 }}

@@ -26,5 +26,18 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path, monke
         write_whole(path, "new")
     assert path.read_bytes() == b"\x00\xff\r\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_made_and_tried_before_any_work(tmp_path, monkeypatch):
+    require_writable(tmp_path / "new" / "deep")
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+    (tmp_path / "a").write_text("")
     with pytest.raises(NotWritableError, match=r"can't write in .*a: File exists; name another\.$"):
-        require_writable(path, "; name another")
+        require_writable(tmp_path / "a", "; name another")
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", full)
+    with pytest.raises(NotWritableError, match="No space left"):
+        require_writable(tmp_path)
