@@ -86,7 +86,7 @@ def collect(source: Path) -> dict[str, Student]:
                 groups |= _submitters(file.read_table)
             else:
                 files.append(file)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, OSError) as error:
         raise UsageError(f"{source} is neither a folder nor a zip file that can be read: {error}") from None
     found: dict[_Owner, Student] = defaultdict(Student)
     for file in sorted(files, key=lambda one: (one.when, one.parts)):
@@ -103,7 +103,10 @@ def collect(source: Path) -> dict[str, Student]:
             elif file.parts[-1]:
                 student.others.append(where)
     names = Counter(name for name, _ in found)
-    students = {f"{name} ({number})" if names[name] > 1 else name: student for (name, number), student in found.items()}
+    students = {
+        f"{name} ({number})" if number and names[name] > 1 else name: student
+        for (name, number), student in found.items()
+    }
     return dict(sorted(students.items(), key=lambda one: one[0].casefold()))
 
 
@@ -198,5 +201,7 @@ def _submitters(read: Callable[[], bytes]) -> dict[str, list[_Owner]]:
     with contextlib.suppress(Exception):
         for submission, about in yaml.safe_load(re.sub(rb"!ruby\S*", b"", read())).items():
             people = about[":submitters"]
-            groups[submission] = [(str(one[":name"]), str(one.get(":sid") or one.get(":email"))) for one in people]
+            groups[submission] = [
+                (str(one[":name"]), str(one.get(":sid") or one.get(":email") or "")) for one in people
+            ]
     return groups

@@ -129,14 +129,14 @@ def _grade(args: argparse.Namespace) -> int:
 
 
 def _seed(named: int | None, file: Path) -> int:
-    """The seed that was named, else that of an earlier run, else a new one."""
+    """The seed that was named, else that of an earlier run, else a new one; NumPy takes 32 bits."""
     try:
         if named is None:
             named = int(file.read_text(encoding="utf-8")) if file.exists() else secrets.randbelow(2**32)
     except ValueError:
         raise UsageError(f"{file} holds no seed; delete it, or name one with --seed") from None
-    write_whole(file, f"{named}\n")
-    return named
+    write_whole(file, f"{named % 2**32}\n")
+    return named % 2**32
 
 
 def _read_kept(file: Path) -> Graded | None:

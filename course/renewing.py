@@ -97,7 +97,7 @@ def merge(
         if lesson_id not in known:
             source = fingerprint(cell)
             same = [one for one in known if source in (known[one], handed_out.get(one))]
-            candidates = [cell.metadata.get("nbgrader", {}).get("grade_id"), *same]
+            candidates = [(cell.metadata.get("nbgrader") or {}).get("grade_id"), *same]
             lesson_id = next((one for one in candidates if one in known and one not in recognised), None)
             recognised.add(lesson_id)
         if lesson_id in fingerprints:

@@ -72,9 +72,9 @@ def _code_cells(content: bytes) -> list[_Cell]:
 
 
 def _cell(number: int, cell: dict) -> _Cell:
-    about = cell.get("metadata", {})  # a tool may have lost it
-    ids = {cell.get("id"), about.get("nbgrader", {}).get("grade_id"), about.get("id")}
-    return _Cell(number, "".join(cell.get("source", "")), ids)
+    about = cell.get("metadata") or {}  # a tool may have lost it
+    ids = {cell.get("id"), (about.get("nbgrader") or {}).get("grade_id"), about.get("id")}
+    return _Cell(number, "".join(cell.get("source") or ""), ids)
 
 
 def _topic_of(cells: list[_Cell], name: str) -> str:
@@ -99,7 +99,7 @@ def _claim(cell: _Cell, task: Task, lesson: Skeleton) -> int:
     """How much speaks for a cell to be the answer: 2 an id, 1 what it defines, 0 nothing."""
     if task.cell in cell.ids:
         return 2
-    if plain(cell.source) in lesson.lesson_sources:
+    if not cell.ids.isdisjoint(lesson.code) or plain(cell.source) in lesson.lesson_sources:
         return 0
     names = "|".join(map(re.escape, sorted(used(task.argument))))
     definition = rf"^(?:def|class) +(?:{names})\b|^(?:{names}) *="

@@ -33,7 +33,7 @@ def test_without_ids_the_files_name_says_the_topic_and_definitions_which_cell_it
     judged = "check.fixed_bytes.skip()\nfixed_bytes = check.fixed_bytes(fixed_bytes)"
     made["cells"][place(made, f"{CELL}-check")]["source"] = judged
     for cell in made["cells"]:
-        cell["metadata"] = {}
+        cell["metadata"] = None
         del cell["id"]
     for name in (NAME, "2026-11-28 Übung 15-7 final(2).ipynb"):
         found = read_submission(as_file(made), name)
