@@ -91,8 +91,8 @@ def lesson_page(book: Syllabus, topic: Topic, lesson: NotebookNode, folder: Path
         cells.append(cell)
         if cell.cell_type == "markdown":
             # the page's contents show a heading, which should be short
-            cell.source = HEADING.sub(r"Exercise \1.\2 — \3\n\n*\4 points, \5 minutes*", full.source)
-            if cell.id in explaining or cell.source != full.source:
+            cell.source = HEADING.sub(r"Exercise \1.\2 — \3\n\n*\4 points, \5 minutes*", cell.source)
+            if cell.id in explaining or HEADING.search(full.source):
                 cell.source = f"({_place(topic, cell.id)})=\n{cell.source}"
             continue
         nbgrader = cell.metadata.get("nbgrader", {})

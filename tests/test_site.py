@@ -104,6 +104,7 @@ def test_figures_have_their_size_and_text_and_what_only_draws_and_hints_are_fold
         folded = sum("hide-input" in cell.metadata.get("tags", []) or cell.id == "setup" for cell in lesson.cells)
         assert page.count("tag_hide-input") == folded
         assert page.count("<details") == page.count("</details>")
+        assert "the curriculum allows" not in page, "a page is what students get"
         shown = [cell for cell in lesson.cells if cell.cell_type == "code" and "nbgrader" not in cell.metadata]
         for output in (output for cell in shown for output in cell.outputs):
             if "image/png" in output.get("data", {}) and "text/html" not in output.data:

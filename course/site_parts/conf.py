@@ -12,6 +12,7 @@ extensions = ["myst_nb", "sphinx_copybutton"]
 
 # pages
 nb_execution_mode = "off"  # the stored outputs are shown
+nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # an exercise is a heading of the third level, wherever it stands
