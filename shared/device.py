@@ -35,10 +35,8 @@ def pick_device(request: str | None = None) -> torch.device:
 def get_device() -> torch.device:
     """Choose the notebook's device, print what it is, and return it.
 
-    The environment variable COURSE_DEVICE overrides the choice (CUDA, then MPS, then CPU). A CUDA device with a number
-    becomes the current one, so that what names no number ("cuda", `torch.accelerator.synchronize()`) means it, too.
-
-    Raises ValueError if COURSE_DEVICE names a device that this machine does not have.
+    The environment variable COURSE_DEVICE overrides the choice; ValueError if this machine has no such device. A CUDA
+    device with a number becomes the current one, so that what names no number ("cuda") means it, too.
     """
     request = os.environ.get(DEVICE_VARIABLE)
     pretended = request == PRETENDED

@@ -270,7 +270,10 @@ class _Job:
         """No rank is alive after this."""
         started = [rank for rank in self.ranks if rank.process.pid is not None]
         for rank in started:
-            _kill(rank.process)
+            if rank.process.is_alive():
+                with contextlib.suppress(OSError, AttributeError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)  # the rank leads a process group: what it started, too
+                rank.process.kill()
         for rank in started:
             rank.process.join(5)
         for rank in self.ranks:
@@ -321,20 +324,14 @@ def _prepared_to_start() -> Iterator[None]:
                 os.environ["OMP_NUM_THREADS"] = threads
 
 
-def _kill(process: Any) -> None:
-    """End a rank and what it started itself (it leads a process group of its own)."""
-    if process.is_alive():
-        with contextlib.suppress(OSError, AttributeError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-
-
 # ---------------------------------------------------------------- the rank's side
 
 
 def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str, group_timeout: float) -> None:
     """What each process runs."""
-    _detach()
+    with contextlib.suppress(AttributeError, OSError):
+        os.setsid()  # an interrupt of the notebook does not reach it, and it can be ended with what it starts
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     here = Path(folder)
     _capture(here, rank)
     threading.Thread(target=_watch, args=(link, here), daemon=True).start()
@@ -367,13 +364,6 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
     # The parent ends this process together with its children, when no other rank can still read from it. No exit
     # handlers of what was imported, no waiting for threads of gloo or NCCL.
     threading.Event().wait()
-
-
-def _detach() -> None:
-    """A process group of its own: an interrupt of the notebook does not reach it, and it can be ended as a whole."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _capture(folder: Path, rank: int) -> None:

@@ -11,10 +11,6 @@ from contextlib import contextmanager, redirect_stderr
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Collect warnings, and keep back what is logged or written to sys.stderr, until the block ends.
 
-        with quiet() as caught:
-            torch.jit.trace(model, example)
-        print(len(caught), "warnings")
-
     Exceptions go through. Log lines are lost up to the level ERROR; CRITICAL ones are not.
     """
     level = logging.root.manager.disable

@@ -17,7 +17,7 @@ import torch
 
 Frame = tuple[str, int, str]  # file, line, function
 
-_SHOWN = 8  # frames at either end of a stack; a recursion has a thousand
+_SHOWN = 16  # innermost frames of a stack; a recursion has a thousand
 
 _LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|connection was closed|remote process exited|"
@@ -85,10 +85,7 @@ def describe(error: BaseException) -> Failure:
     if isinstance(error, RuntimeError):
         kind = "lost" if _LOST.search(text) else "late" if _LATE.search(text) else kind
     frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SystemExit):
-        kind, text = "died", f"left by sys.exit({error.code!r})"
-    else:
-        text = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    text = f"raised {type(error).__name__}" + (f": {text}" if text else "")
     return Failure(kind, text, time.monotonic(), frames[1:], error.with_traceback(None))
 
 
@@ -194,7 +191,4 @@ def _located(frames: list[Frame]) -> list[str]:
         base = os.path.basename(file)
         where = f"in {name}, line {number}" + ("" if "ipykernel" in file or file.startswith("<") else f" of {base}")
         lines.append(f"  {where}: {source}" if source else f"  {where}")
-    left_out = len(lines) - 2 * _SHOWN
-    if left_out > 0:
-        lines[_SHOWN:-_SHOWN] = [f"  ... {left_out} more ..."]
-    return lines
+    return lines[-_SHOWN:]

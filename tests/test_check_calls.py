@@ -188,7 +188,9 @@ def test_an_endless_answer_ends_with_the_line_where_it_was(timer, monkeypatch):
             with contextlib.suppress(Exception):
                 x = x + 1
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel does; nohup has it ignored
     result = doubling.run(endless, seconds=0.3)
+    signal.signal(signal.SIGINT, before)
     assert (result.status, result.earned) == ("failed", 0)
     assert re.search(r"no end after 0\.3 s \(in endless, line \d+: ", str(result))
 

@@ -57,9 +57,6 @@ def one_line(capsys):
     return out
 
 
-# what comes back ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("spec", "loader"), [(FASHION_MNIST, load_fashion_mnist), (CIFAR10, load_cifar10)])
 def test_the_bundled_sample_is_whole_and_balanced(spec, loader, monkeypatch, capsys):
     monkeypatch.setenv("COURSE_DATA", "sample")
@@ -134,9 +131,6 @@ def test_a_subset_is_balanced_and_in_order(cifar):
     for count in (0, 15, 50):
         with pytest.raises(ValueError, match=f"multiple of 10 from 10 to 40, not {count}"):
             dataset.subset(count)
-
-
-# which source is used -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from course import lint, module_readme
 from course.environment import ROOT
-from course.exercise_form import MarkerError, answer_metadata, check_metadata, student_source
+from course.exercise_form import answer_metadata, check_metadata
 from course.guard import GUARD
 from course.lint import lint_notebook
 from course.rules import RULES
@@ -291,43 +291,6 @@ def test_draft_is_relaxed(tmp_path):
     assert lint_it(tmp_path, document, draft) == []
     change("step", outputs=[ERROR])(document)
     assert [finding.rule for finding in lint_it(tmp_path, document, draft)] == ["outputs"]
-
-
-SOLVED = """\
-def f(x):
-    if x:
-        ### BEGIN SOLUTION
-        y = 1
-
-        return y
-        ### END SOLUTION
-    return 3"""
-UNSOLVED = """\
-def f(x):
-    if x:
-        # YOUR CODE HERE
-        raise NotImplementedError
-    return 3"""
-
-
-def test_student_source():
-    assert student_source(SOLVED) == UNSOLVED
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x\n### BEGIN SOLUTION", "line 2: ### BEGIN SOLUTION without"),
-        ("### END SOLUTION", "line 1: '### END SOLUTION' must be '### BEGIN"),
-        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "line 2: '### BEGIN SOLUTION' must be '### END"),
-        (SOLVED.replace("### END", "## end"), "line 7: '## end SOLUTION' must be"),
-        ("f = 1\n### BEGIN SOLUTION\nf = 2\n### END SOLUTION", "outside a function"),
-        (SOLVED.replace("        ### BEGIN", "### BEGIN"), "isn't valid Python: line 4"),
-    ],
-)
-def test_a_solution_that_cannot_be_taken_out(source, message):
-    with pytest.raises(MarkerError, match=message):
-        student_source(source)
 
 
 def run(*arguments):

@@ -29,11 +29,8 @@ from shared.plotting import (
     CYCLE,
     PALETTE,
     _png,
-    arrow,
     bars,
-    box,
     curves,
-    diagram,
     image_grid,
     key_map,
     module_tree,
@@ -241,15 +238,6 @@ def test_curves_and_bars_label_what_they_draw():
     assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
     assert [bar.get_width() for bar in right.patches] == [1.0, 2.5]
     assert right.yaxis_inverted(), "the first bar is on top"
-
-
-def test_a_diagram_has_its_texts_in_their_places():
-    _, ax = diagram(4, 2, "boxes")
-    box(ax, 1, 1, "a")
-    box(ax, 3, 1, "b", colour="orange")
-    arrow(ax, (1.75, 1), (2.25, 1), text="to")
-    places = {text.get_text(): text.get_position() for text in ax.texts if text.get_text()}
-    assert places == {"a": (1, 1), "b": (3, 1), "to": (2, 1)}
 
 
 def test_a_tree_has_a_box_for_each_module_and_tensor():

@@ -138,10 +138,3 @@ def test_quiet_collects_warnings_and_keeps_back_lines_until_the_block_ends(capsy
     assert [(w.category, str(w.message)) for w in caught] == [(FutureWarning, "old")] * 2
     assert capsys.readouterr().err == ""
     assert (sys.stderr, list(warnings.filters), logging.root.manager.disable) == (stream, filters, level)
-
-
-def test_a_quiet_block_within_another_ends_by_itself_alone():
-    with quiet():
-        with quiet():
-            pass
-        assert not logging.getLogger("some").isEnabledFor(logging.ERROR)

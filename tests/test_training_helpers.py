@@ -1,10 +1,9 @@
-"""What 15-10 trains with: networks, costs of a step, a line that changes in place, a device's generator.
+"""What 15-10 trains with: networks, a line that changes in place, a device's generator.
 
 What a run that goes on needs (log files, samplers, states) is tested by runs, in test_15_10_trainer.py.
 """
 
 import sys
-from types import SimpleNamespace
 
 import torch
 
@@ -12,7 +11,6 @@ from shared.lessons.topic_15_10.host_reads import Reads
 from shared.lessons.topic_15_10.live_line import LiveLine
 from shared.lessons.topic_15_10.nets import conv_net, same_bits
 from shared.lessons.topic_15_10.run_state import random_module
-from shared.lessons.topic_15_10.step_costs import CLOCK, own_costs, step_costs
 
 
 def test_reads_are_counted():
@@ -33,33 +31,6 @@ def test_a_net_flips_in_training_only():
     assert not same_bits(conv_net(4), conv_net(4, seed=1))
 
 
-def test_costs_of_a_step_are_what_is_added_to_it():
-    def quick(model, optimizer, loss_fn, batches):
-        model.train()
-        for x, y in batches:
-            loss = loss_fn(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    def slow(model, optimizer, loss_fn, batches):
-        work(0.002)  # once, so it doesn't count
-        for batch in batches:
-            work(0.0003)
-            quick(model, optimizer, loss_fn, [batch])
-
-    def work(seconds):
-        end = CLOCK() + seconds
-        while CLOCK() < end:
-            pass
-
-    ways = {"quick": quick, "slow": slow}
-    costs, own = step_costs(ways, rounds=2), own_costs(ways, rounds=3)
-    assert costs["slow"] - costs["quick"] > 200
-    assert own["slow"] - own["quick"] > 250
-    assert 0 < own["quick"] < costs["quick"], "model, loss and optimizer do nothing"
-
-
 def test_a_live_line_in_a_file_is_its_last_state_and_in_a_terminal_writes_over_itself(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", None)
     for terminal in (False, True):
@@ -68,23 +39,6 @@ def test_a_live_line_in_a_file_is_its_last_state_and_in_a_terminal_writes_over_i
         line.show("a long text")
         line.end("short")
     assert capsys.readouterr().out == f"short\n\r{'a long text':<78}\r{'short':<78}\n"
-
-
-def test_a_live_line_in_a_notebook_updates_one_display(monkeypatch):
-    seen = []
-    handle = SimpleNamespace(update=lambda content, raw: seen.append(("update", content["text/plain"])))
-
-    def display(content, raw, display_id):
-        seen.append(("display", content["text/plain"]))
-        return handle
-
-    ipython = SimpleNamespace(get_ipython=lambda: object(), display=SimpleNamespace(display=display))
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    line = LiveLine()
-    line.show("1")
-    line.end("done")
-    line.end("next")
-    assert seen == [("display", "1"), ("update", "done"), ("display", "next")]
 
 
 def test_the_generator_is_that_of_the_device(monkeypatch):

@@ -111,6 +111,7 @@ def test_the_first_table_says_what_students_need():
     ("place", "source", "phrase"),
     [
         ("answer", "def f():\n    ### BEGIN SOLUTION\n    return 1", "line 2: ### BEGIN SOLUTION without"),
+        ("answer", "### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "line 2: '### BEGIN SOLUTION' must be"),
         ("answer", "def f():\n    return 1\n    ### END SOLUTION", "line 3: '### END SOLUTION' must be"),
         ("answer", ANSWER.replace("### BEGIN", "## begin"), "'## begin SOLUTION' must be '### BEGIN SOLUTION'"),
         ("answer", "def f():\n    return 1  ### BEGIN SOLUTION\n    ### END SOLUTION", "alone on its line"),
