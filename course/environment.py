@@ -8,6 +8,7 @@ needed. Files of ours:
     .venv/made-by-course.json   this tool made the folder, here: only then may it empty it
     .venv/course-stamp.json     what is installed; without a digest while something is being installed
     .venv/course.lock           held (by the system, so never stale) while something is installed
+    .venv/pip.log               what pip said when it was called last
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
+TELL_EVERY = 10.0  # seconds between two lines on how far pip is
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 
 PIP_ADVICE = """pip failed; what it said is above. Likely causes:
@@ -186,7 +189,7 @@ class Environment:
             if not self.index:
                 say(SIZE)
         wanted = TOOLS if self.tools else REQUIREMENTS
-        say(f"pip installs what {wanted} asks for.")
+        say(f"pip installs what {wanted} asks for; what it says is in {self.folder / 'pip.log'}.")
         if self.index:
             # only these two: their dependencies come with the rest, in the versions that constraints.txt pins
             say(f'torch and torchvision come from {self.index}; without it: COURSE_TORCH_INDEX="".')
@@ -198,14 +201,38 @@ class Environment:
     def _pip(self, *arguments: str) -> None:
         """pip install, in the versions of constraints.txt if it is there."""
         command = [str(self.python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        command.append("--no-user")  # which Gitpod, for one, has made the default
+        command += ["--progress-bar", "off", "--no-user"]  # which Gitpod, for one, has made the default
         pins = ["-c", "constraints.txt"] if (self.root / "constraints.txt").is_file() else []
         if self._run([*command, *arguments, *pins]):
             raise SetupError(PIP_ADVICE)
 
     def _run(self, command: list[str]) -> int:
-        """The exit status of a program that says on stderr what it has to say: stdout belongs to the command."""
-        return subprocess.call(command, cwd=self.root, stdout=sys.stderr, timeout=PIP_LIMIT)
+        """The exit status of a program that speaks into pip.log: downloads are told, and the end if it fails."""
+        log, over = self.folder / "pip.log", threading.Event()
+
+        def tell() -> None:
+            told = ""
+            while not over.wait(TELL_EVERY):
+                said = re.findall(r"^ *(Downloading .*|Installing collected packages)", read(log), re.MULTILINE)
+                if said and said[-1] != told:
+                    told = said[-1]
+                    say(f"  {told}")
+
+        with open(log, "wb") as file:
+            threading.Thread(target=tell, daemon=True).start()
+            try:
+                status = subprocess.call(
+                    command, cwd=self.root, stdout=file, stderr=subprocess.STDOUT, timeout=PIP_LIMIT
+                )
+            finally:
+                over.set()
+        if status:
+            say(read(log)[-2000:])
+        return status
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def requirements(root: Path) -> list[str]:

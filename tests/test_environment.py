@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -24,7 +25,7 @@ class Fakes:
             if not command[0].exists():
                 raise FileNotFoundError
             return self.python_fails
-        assert (stdout, "-I" in command) == (sys.stderr, True), "stdout belongs to the command"
+        assert "-I" in command
         if "venv" in command:
             assert command[0] == sys._base_executable, "which is not in .venv: that is emptied"
             self.venvs += 1
@@ -35,6 +36,9 @@ class Fakes:
         assert cwd == Path(command[0]).parents[2], "where requirements.txt is"
         assert "--no-user" in command
         self.pips.append(command)
+        stdout.write(b"Collecting torch\n  Downloading torch.whl (900 MB)\nno route to host\n")
+        stdout.flush()
+        time.sleep(5 * environment.TELL_EVERY)
         if isinstance(self.fail_pip, BaseException):
             raise self.fail_pip
         return self.fail_pip
@@ -45,7 +49,8 @@ class Fakes:
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "TELL_EVERY", 0.01)
     (tmp_path / "requirements.txt").write_text(
         "torch>=2.11,<2.16  # a comment\ntorchvision>=0.26,<0.30\nrich>=13\n-e .\n"
     )
@@ -82,9 +87,12 @@ def test_installs_once_and_again_only_when_something_changed(root):
     assert [call[-1] for call in fakes.pips[-2:]] == ["requirements.txt", "requirements-dev.txt"]
 
 
-def test_a_failed_installation_is_reported_and_repaired(root):
+def test_a_failed_installation_is_reported_and_repaired(root, capsys):
     with pytest.raises(SetupError, match=r"HTTPS_PROXY(.|\n)*again"):
         Fakes(fail_pip=1).ensure(root)
+    told = capsys.readouterr()
+    assert told.err.count("  Downloading torch.whl (900 MB)\n") == 2, "while it runs, and the end of what it said"
+    assert ("no route to host" in told.err, told.out) == (True, ""), "stdout belongs to the command"
     with pytest.raises(KeyboardInterrupt):
         Fakes(fail_pip=KeyboardInterrupt()).ensure(root, index="http://localhost/cpu")
     mended = Fakes()

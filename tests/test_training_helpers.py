@@ -1,7 +1,4 @@
-"""What 15-10 trains with: networks, a line that changes in place, a device's generator.
-
-What a run that goes on needs (log files, samplers, states) is tested by runs, in test_15_10_trainer.py.
-"""
+"""What 15-10 trains with: networks, a line that changes in place, a device's generator."""
 
 import sys
 
