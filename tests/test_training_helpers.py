@@ -1,6 +1,7 @@
 """What 15-10 trains with: networks, a line that changes in place, a device's generator."""
 
 import sys
+from types import SimpleNamespace
 
 import torch
 
@@ -36,6 +37,23 @@ def test_a_live_line_in_a_file_is_its_last_state_and_in_a_terminal_writes_over_i
         line.show("a long text")
         line.end("short")
     assert capsys.readouterr().out == f"short\n\r{'a long text':<78}\r{'short':<78}\n"
+
+
+def test_a_live_line_in_a_notebook_updates_one_display(monkeypatch):
+    seen = []
+    handle = SimpleNamespace(update=lambda content, raw: seen.append(("update", content["text/plain"])))
+
+    def display(content, raw, display_id):
+        seen.append(("display", content["text/plain"]))
+        return handle
+
+    ipython = SimpleNamespace(get_ipython=lambda: object(), display=SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    line = LiveLine()
+    line.show("1")
+    line.end("done")
+    line.end("next")
+    assert seen == [("display", "1"), ("update", "done"), ("display", "next")]
 
 
 def test_the_generator_is_that_of_the_device(monkeypatch):
