@@ -60,7 +60,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"new: {error}", file=sys.stderr)
         return 1
     print(f"made {topic.path}; execute it: python -m course run {topic.number} --save")
-    open_keys = [key for key in ("key_content", "owns", "description") if "TODO" in getattr(topic, key)]
+    keys = ("key_content", "helps_when", "owns", "description")
+    open_keys = [key for key in keys if "TODO" in (getattr(topic, key) or "TODO")]
     if open_keys:
         print(f"Fill in {', '.join(open_keys)} in its row of syllabus.toml.")
     print("A draft may be unfinished: remove status in the end. CONTRIBUTING.md says what a notebook should be.")

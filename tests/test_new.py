@@ -100,7 +100,7 @@ def test_the_command_makes_a_capstone_too(syllabus_file, monkeypatch, capsys):
     assert new.main(parser.parse_args(["15-91", "One", "--template", "capstone"])) == 0
     out = capsys.readouterr().out
     assert "15-91_one.ipynb" in out
-    assert "Fill in key_content, owns, description in its row of syllabus.toml." in out
+    assert "Fill in key_content, helps_when, owns, description in its row of syllabus.toml." in out
     assert load(syllabus_file).topics["15-91"].category == "E — Capstone/Integration"
     assert complaints(syllabus_file) == []
     assert new.main(parser.parse_args(["15-1", "Title", "--template", "algorithm"])) == 1
