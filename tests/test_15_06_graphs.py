@@ -113,8 +113,9 @@ class Modules(nn.Module):
         super().__init__()
         self.writes = nn.ModuleDict({"norm": nn.BatchNorm1d(3), "relu": nn.ReLU(inplace=True), "own": own})
         self.writes["embedding"] = nn.Embedding(3, 3, max_norm=1.0)
-        self.writes["hooked"] = nn.Linear(3, 3)
+        self.writes["hooked"], self.writes["hooked before"] = nn.Linear(3, 3), nn.Linear(3, 3)
         self.writes["hooked"].register_forward_hook(lambda m, a, o: o * 2)
+        self.writes["hooked before"].register_forward_pre_hook(lambda m, a: None)
         self.random = nn.ModuleDict({"dropout": nn.Dropout(), "attention": nn.MultiheadAttention(3, 1, dropout=0.5)})
         self.random["pool"] = nn.FractionalMaxPool2d(2, output_size=2).eval()  # draws in evaluation, too
         off = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3)).eval()

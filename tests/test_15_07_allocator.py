@@ -92,6 +92,15 @@ def test_recordings_play_back_and_stay_small(lesson):
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 1_000_000
 
 
+def test_a_segment_is_given_back_each_time_also_if_the_driver_hands_out_its_address_again(lesson):
+    def used(address):
+        for action in ("segment_alloc", "alloc", "free_completed", "segment_free"):
+            yield {"action": action, "addr": address, "size": 12 * MIB, "stream": 0}
+
+    trace = [event for address in (MIB, MIB, 20 * MIB) for event in used(address)]
+    assert played(lesson, {"trace": trace, "before": [], "after": []}) == (0, True)
+
+
 # ---------------------------------------------------------------- recording and predicting
 
 

@@ -1,7 +1,9 @@
 """The storage server that lessons start: its answers, its waits, and that it ends with who started it."""
 
+import contextlib
 import socket
 import struct
+import threading
 import time
 
 import pytest
@@ -40,6 +42,14 @@ def test_it_ends_when_its_starter_closes_it_or_ends_itself(storage):
         storage.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", storage.port), timeout=5)
+
+
+def test_a_server_that_has_started_is_not_ended_for_being_late():
+    before = set(threading.enumerate())
+    with contextlib.closing(StorageServer(torch.zeros(2, 2))):
+        for timer in set(threading.enumerate()) - before:  # it would kill the server a minute later, within the lesson
+            timer.join(5)
+            assert not timer.is_alive()
 
 
 def test_a_server_that_does_not_start_is_an_error(monkeypatch, tmp_path):
