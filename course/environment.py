@@ -232,6 +232,7 @@ class Environment:
 
 
 def read(path: Path) -> str:
+    """What a program has written so far, whatever its encoding."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
