@@ -16,7 +16,7 @@ from pathlib import Path
 from course import syllabus, workbook
 from course.environment import ROOT, say
 from course.files import NotWritableError
-from course.processes import subprocess_status
+from course.processes import share_of_cores, subprocess_status
 
 TAKES_EXTRA_ARGUMENTS = True
 SETTINGS = Path(__file__).with_name("lab_settings")
@@ -50,6 +50,7 @@ def main(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     environment = {
         **os.environ,
+        **share_of_cores(1),
         "JUPYTER_PREFER_ENV_PATH": "1",  # this Python's kernel goes before one of that name that a user installed
         # which leaves out the question about news, and nbgrader's buttons, which are for instructors: *Validate* finds
         # nothing wrong with what nobody has tried

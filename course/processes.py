@@ -15,15 +15,16 @@ PATIENCE = 15.0  # seconds that a program has to end when it is asked to
 
 
 def share_of_cores(at_once: int) -> dict[str, str]:
-    """Environment variables that give each of `at_once` PyTorch processes its share of the cores.
+    """Environment variables that let each of `at_once` PyTorch processes get on beside the others.
 
-    Without this each takes all cores, and threads that wait for each other by spinning slow all of them down: two
-    runs of 15-01 at once on two cores took 204 s, with one thread each 31 s, and one alone 24 s. A number of threads
-    that the user has set stays.
+    Without them each takes all cores, and its threads spin while they wait for each other, which keeps the others from
+    the cores. On two cores 15-03 took 60 s alone, beside another PyTorch program 90 s if both wait passively, and else
+    it wasn't through after 240 s. What the user has set stays.
     """
-    if at_once < 2 or "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+    settings = {"OMP_WAIT_POLICY": "PASSIVE"}
+    if at_once > 1:
+        settings["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))
+    return {name: value for name, value in settings.items() if name not in os.environ}
 
 
 def subprocess_status(arguments: list[str], env: dict[str, str]) -> int:

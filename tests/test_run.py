@@ -200,13 +200,13 @@ def test_one_cell_is_saved_and_the_last_runs_copy_is_replaced(tmp_path, run_file
 @pytest.mark.notebook
 def test_a_rehearsal_pretends_the_device_and_leaves_the_other_copies(tmp_path, monkeypatch, run_files):
     """That a tensor on the wrong device fails then is tests/test_pretended.py's matter."""
-    names = [DEVICE_VARIABLE, "COURSE_TIMING", "COURSE_DATA", "OMP_NUM_THREADS"]
+    names = [DEVICE_VARIABLE, "COURSE_TIMING", "COURSE_DATA", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"]
     path = write(tmp_path / "n.ipynb", f"import os\nprint(*map(os.environ.get, {names}))")
     monkeypatch.setenv("COURSE_DATA", "full")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert run_files(path, "--rehearse")[0] == 0
     said = texts(tmp_path / "out" / "rehearsed" / "n.ipynb")["c0"]
-    assert said == f"{PRETENDED} rough full None\n", "one alone has all cores"
+    assert said == f"{PRETENDED} rough full None PASSIVE\n", "one alone has all cores"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["rehearsed"]
 
 
@@ -329,10 +329,11 @@ def test_reading_names_what_is_wrong(tmp_path, content, phrase):
 
 
 def test_notebooks_at_once_share_the_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert share_of_cores(1) == {}
-    assert share_of_cores(2) == {"OMP_NUM_THREADS": "4"}
-    assert share_of_cores(16) == {"OMP_NUM_THREADS": "1"}
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    waiting = {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert share_of_cores(1) == waiting
+    assert share_of_cores(2) == {**waiting, "OMP_NUM_THREADS": "4"}
+    assert share_of_cores(16) == {**waiting, "OMP_NUM_THREADS": "1"}
+    os.environ.update(OMP_NUM_THREADS="3", OMP_WAIT_POLICY="ACTIVE")
     assert share_of_cores(2) == {}

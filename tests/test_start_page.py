@@ -19,6 +19,11 @@ from shared.checks.warm_up import reference
 from shared.progress import show_progress
 
 
+def cell(page, name):
+    """The page's cell of this id."""
+    return next(cell for cell in page.cells if cell.id == name)
+
+
 def printed(capsys):
     """The lines since the last call, without what aligns them."""
     return re.sub(" +", " ", capsys.readouterr().out).splitlines()
@@ -32,7 +37,7 @@ def test_the_page_names_every_topic_links_those_that_are_there_and_counts_their_
     page = nbformat.read(tmp_path / start_page.NAME, as_version=4)
     nbformat.validate(page)
     assert page.cells[1].metadata.jupyter.source_hidden
-    text = page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ")
+    text = cell(page, "topics").source.replace("\N{NO-BREAK SPACE}", " ")
     assert re.findall(r"^\| (?:\[)?(15-\d\d) .*$", text, re.MULTILINE) == list(book.topics)
     assert {tmp_path / link for link in re.findall(r"\]\(([^)#]+)\)", text)} == set(tmp_path.glob("15-*.ipynb"))
     assert text.count("not written yet") == len(book.topics) - 2
@@ -40,7 +45,7 @@ def test_the_page_names_every_topic_links_those_that_are_there_and_counts_their_
     assert "| 15-05 | not written yet |" in text
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
-    exec(page.cells[2].source, {})
+    exec(cell(page, "progress").source, {})
     said = printed(capsys)
     assert [line[:5] for line in said] == ["15-03", "15-07", "All 0"]
     assert all(re.search(r" 0 of \d+ exercises 0 of \d+ points$", line) for line in said)
@@ -58,7 +63,7 @@ def test_exercises_points_and_minutes_are_those_of_the_headings():
     )
     page = start_page.start_page(syllabus.load(), {"15-02": lesson})
     # 1,000 words are 5 minutes, the headings' words none worth counting, 40 lines 2 minutes
-    assert "| 10 min | 2 for 11 points, 1 h 5 min |" in page.cells[0].source.replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 10 min | 2 for 11 points, 1 h 5 min |" in cell(page, "topics").source.replace("\N{NO-BREAK SPACE}", " ")
     told = [start_page.duration(minutes).replace("\N{NO-BREAK SPACE}", " ") for minutes in (0, 50, 50.1, 60)]
     assert told == ["0 min", "50 min", "55 min", "1 h"]
 
@@ -73,8 +78,10 @@ def test_jupyterlab_opens_on_the_page_which_is_renewed_and_keeps_what_was_done(m
 
     path = tmp_path / "my work" / start_page.NAME
     page = nbformat.read(path, as_version=4)
-    page.cells[2].update(execution_count=1, outputs=[new_output("stream", name="stdout", text="All 0 of 55\n")])
-    page.cells[-3].source = "def cube_backward(x, upstream):\n    return 3 * x ** 2 * upstream"
+    cell(page, "progress").update(
+        execution_count=1, outputs=[new_output("stream", name="stdout", text="All 0 of 55\n")]
+    )
+    cell(page, "warm-up").source = "def cube_backward(x, upstream):\n    return 3 * x ** 2 * upstream"
     nbformat.write(page, path)
     saved = path.read_bytes()
     assert lab.main(arguments) == 0
@@ -86,15 +93,15 @@ def test_jupyterlab_opens_on_the_page_which_is_renewed_and_keeps_what_was_done(m
     assert capsys.readouterr().out.startswith("00_START_HERE.ipynb: renewed, with what you wrote: 'warm-up'.")
     renewed = nbformat.read(path, as_version=4)
     assert renewed.cells[0].source.startswith("Another ")
-    assert renewed.cells[-3].source == page.cells[-3].source
+    assert cell(renewed, "warm-up").source == cell(page, "warm-up").source
 
 
 def warm_up(answer):
     """What the warm-up's check cell shows for an answer cell."""
-    page = start_page.start_page(syllabus.load(), {}).cells
+    page = start_page.start_page(syllabus.load(), {})
     with capture_output() as captured:
         try:
-            exec(f"{answer}\n{page[-2].source}", {})
+            exec(f"{answer}\n{cell(page, 'warm-up-check').source}", {})
         except CheckFailed as error:
             print(error.shown)
     return captured.stdout
@@ -107,15 +114,21 @@ def test_the_warm_up_shows_what_the_site_quotes_and_a_way_on_that_works():
     assert [warm_up(answer) for answer, _ in quoted] == [said for _, said in quoted]
     assert ["failed, 1 of 2" in said for _, said in quoted] == [True, False]
 
-    page = start_page.start_page(syllabus.load(), {}).cells
-    assert warm_up(page[-3].source).startswith("Exercise 0 · Warm-up: not attempted yet"), "as it is handed out"
+    page = start_page.start_page(syllabus.load(), {})
+    assert warm_up(cell(page, "warm-up").source).startswith("Exercise 0 · Warm-up: not attempted yet"), (
+        "as it is handed out"
+    )
     answer = "def cube_backward(x, upstream):\n    return x"
     where, line = warm_up(answer).splitlines()[-2:]
     assert "above the check's call" in where
-    above, call = page[-2].source.rsplit("\n", 1)
+    above, call = cell(page, "warm-up-check").source.rsplit("\n", 1)
     namespace = {}
     exec("\n".join((answer, above, line.strip(), call)), namespace)
     assert namespace["cube_backward"] is reference
+    with capture_output() as captured:
+        exec(cell(page, "warm-up-use").source, namespace)
+    theirs, ours = (line.split(": ")[1].strip() for line in captured.stdout.splitlines())
+    assert theirs == ours
 
 
 # --------------------------------------------------------------------------------------------------------------------

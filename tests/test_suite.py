@@ -109,6 +109,7 @@ def test_pytest_gets_the_settings_of_tests_and_its_status_is_passed_on(
     monkeypatch.setattr(os, "environ", {"COURSE_DATA": data})
     assert run("tests") == expected
     assert settings.pop("OMP_NUM_THREADS") == str(max(1, os.cpu_count() // 3)), "workers share the cores"
+    assert settings.pop("OMP_WAIT_POLICY") == "PASSIVE"
     assert settings == {"COURSE_DATA": used, "COURSE_ENV": "current", "COURSE_TIMING": "rough"}
     outcome = "passed" if status == 0 else f"failed (exit status {expected})"
     assert capsys.readouterr().out.startswith(f"test: {outcome} in")
