@@ -47,6 +47,8 @@ FLAT_COLOURS = 16  # of a drawing: these few are nearly all of it
 PHOTOGRAPH = 0.08  # a picture with more than this share outside of them has photographs in it
 ROW = 4.0  # rem: the height of a topic in the map, in course.css as well
 MAP_WIDTH = 5.0  # rem
+DEFINED = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
+PROMPTS = "show", "hide"  # of folded code
 # topic's number → term → the cell that explains it, and what it means
 GLOSSARY = tomllib.loads((PARTS / "glossary.toml").read_text(encoding="utf-8"))
 
@@ -98,6 +100,9 @@ def lesson_page(book: Syllabus, topic: Topic, lesson: NotebookNode, folder: Path
         nbgrader = cell.metadata.get("nbgrader", {})
         if cell.id == "setup":
             cell.metadata["tags"] = ["hide-input"]
+        if names := ", ".join(DEFINED.findall(cell.source)) if not full.outputs else "":
+            # of two folded cells below each other one has no output that says what it is
+            cell.metadata["mystnb"] = {f"code_prompt_{do}": f"{do.title()} the code of {names}" for do in PROMPTS}
         if not nbgrader:
             cell.outputs = list(with_picture_files(full.outputs, cell.id, topic.number, folder))
         if nbgrader.get("grade") and solutions:

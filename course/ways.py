@@ -31,9 +31,9 @@ def zip_of(topic: Topic) -> str:
 
 def buttons(book: Syllabus, topic: Topic, solutions: str | None) -> str:
     """The row of buttons below a page's title, as HTML; Colab, Kaggle and Binder if the course is on GitHub."""
-    about = "A zip. How to run it says what else a notebook needs: the students' bundle."
+    about = "How to run it says what else a notebook needs: the students' bundle."
     made = ['<a href="index.html#begin">How to run it</a>']
-    made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook</a>']
+    made += [f'<a href="notebooks/{zip_of(topic)}" title="{about}" download>Download the notebook (zip)</a>']
     if found := _GITHUB.fullmatch(book.module.repository):
         at = f"{found[1]}/blob/{STUDENT_BRANCH}/{topic.file}"
         binder = f"https://mybinder.org/v2/gh/{found[1]}/HEAD?urlpath=lab/tree/workbook/{topic.file}"

@@ -103,6 +103,8 @@ def test_figures_have_their_size_and_text_and_what_only_draws_and_hints_are_fold
         page = (built / BOOK.topics[number].file.replace(".ipynb", ".html")).read_text(encoding="utf-8")
         folded = sum("hide-input" in cell.metadata.get("tags", []) or cell.id == "setup" for cell in lesson.cells)
         assert page.count("tag_hide-input") == folded
+        if number == "15-01":
+            assert "Show the code of layout, draw_graph" in page, "a folded cell without a figure says what it is"
         assert page.count("<details") == page.count("</details>")
         assert "the curriculum allows" not in page, "a page is what students get"
         shown = [cell for cell in lesson.cells if cell.cell_type == "code" and "nbgrader" not in cell.metadata]
@@ -342,7 +344,7 @@ def test_search_finds_the_place_that_explains_a_term_and_passes_over_words_that_
 
 
 @pytest.mark.slow
-def test_on_a_phone_a_player_is_in_one_line_and_counts_and_lessons_and_contents_open(built, browser):
+def test_on_a_phone_a_player_is_in_one_line_counts_and_grows_and_lessons_and_contents_open(built, browser):
     as_phone(browser)
     browser.get((built / PAGE).as_uri())
     tops = """return [...document.querySelectorAll(".anim-buttons")]
@@ -354,6 +356,11 @@ def test_on_a_phone_a_player_is_in_one_line_and_counts_and_lessons_and_contents_
     before = count.text
     browser.execute_script("document.querySelector('.animation [title=\"Next frame\"]').click()")
     assert (before[:5], count.text[:5]) == ("1 of ", "2 of ")
+    wide = "return [arguments[0].offsetWidth, document.documentElement.scrollWidth]"
+    picture = browser.find_element("css selector", ".animation > img")
+    assert browser.execute_script(wide, picture)[0] < PHONE
+    picture.click()
+    assert [width > PHONE for width in browser.execute_script(wide, picture)] == [True, False], "large, and scrolls"
     for side in ("primary", "secondary"):
         browser.get((built / PAGE).as_uri())
         [button] = [found for found in browser.find_elements("css selector", f".{side}-toggle") if found.is_displayed()]
