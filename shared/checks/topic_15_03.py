@@ -35,7 +35,7 @@ _DEMANDS = {  # what is demanded, where to look, and the folded hint
     "none": ("None keeps a registered name in its table", "what may the table of the name hold?", 1),
     "raise": ("another value for a registered name raises TypeError and changes nothing", "who refuses, when?", 1),
     "set": ("other names and values go to MiniModule's __setattr__", "who sets what MiniModule doesn't file?", 1),
-    "del": ("del removes the name from where it is", "in which places may a name be?", None),
+    "del": ("del removes the name from where it is", "in which places may a name be?", 1),
 }
 
 
