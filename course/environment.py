@@ -34,6 +34,7 @@ REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 TELL_EVERY = 10.0  # seconds between two lines on how far pip is
+UNPACKING = ": one to three minutes, without another line"
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 
 PIP_ADVICE = """pip failed; what it said is above. Likely causes:
@@ -213,10 +214,10 @@ class Environment:
         def tell() -> None:
             told = ""
             while not over.wait(TELL_EVERY):
-                said = re.findall(r"^ *(Downloading .*|Installing collected packages)", read(log), re.MULTILINE)
+                said = re.findall(r"^ *(Downloading .* MB\)|Installing collected packages)", read(log), re.MULTILINE)
                 if said and said[-1] != told:
                     told = said[-1]
-                    say(f"  {told}")
+                    say(f"  {told}" + (UNPACKING if told.startswith("Installing") else ""))
 
         with open(log, "wb") as file:
             threading.Thread(target=tell, daemon=True).start()

@@ -58,7 +58,9 @@ def main(args: argparse.Namespace) -> int:
         # which tabs are open is kept in the folder, so that it doesn't open those of another one
         "JUPYTERLAB_WORKSPACES_DIR": str(page.parent / ".jupyterlab"),
     }
-    return subprocess_status(command, environment)
+    status = subprocess_status(command, environment)
+    say(f"JupyterLab has ended. Your answers are in {page.parent}.")
+    return status
 
 
 def running(page: Path) -> str:

@@ -22,7 +22,7 @@ def render(syllabus: Syllabus) -> dict[str, str]:
     """The Markdown of every generated part, by name."""
     topics = syllabus.topics.values()
     meetings = [(topic.number, ", ".join(met.references), met.text) for topic in topics for met in topic.warnings]
-    header = ("#", "Topic", "Key content", "Dataset", "Run time", "Category", "Requires")
+    header = ("#", "Topic", "Key content", "Dataset", "Time limit", "Category", "Requires")
     return {
         "introduction": syllabus.module.introduction,
         "map": _map(syllabus.topics),

@@ -93,7 +93,7 @@ def test_a_skipped_exercise_is_judged_but_hands_out_its_stand_in_until_its_line_
     said = capsys.readouterr().out
     assert "failed, 15 of 30 points" in said
     assert said.splitlines()[-1] == "  the cells below use the course's answer: 2 * x"
-    assert doubling.used == "stand-in: 2 * x"
+    assert doubling.used == "the course's answer: 2 * x"
     with pytest.raises(CheckFailed):
         doubling(half_right)
 
@@ -116,7 +116,7 @@ def test_only_a_bare_notimplementederror_is_a_stub(capsys):
         raise NotImplementedError
 
     assert doubling(stub) is _double
-    assert doubling.used == "stand-in: 2 * x"
+    assert doubling.used == "the course's answer: 2 * x"
     assert capsys.readouterr().out.splitlines() == [
         "Exercise 15-99.1 · Doubling: not attempted yet",
         "  If you have written an answer, run its cell first (Shift+Enter), then this one.",

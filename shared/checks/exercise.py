@@ -54,7 +54,7 @@ class Exercise:
         number, title, points: e.g. '15-01.1', as in the heading of the notebook's task.
         demands: how many demands it has; each is worth the same share of the points.
         stand_in, stand_in_name: makes what takes the answer's place, and says what that is.
-        used: after a call, what the cells below work with: "your Swish", or "stand-in: F.silu".
+        used: after a call, what the cells below work with: "your Swish", or "the course's answer: F.silu".
     """
 
     body: Callable[[Trial, Any], None]
@@ -141,9 +141,9 @@ class Exercise:
         text = str(result)
         if result.status == "not attempted":
             text += f" yet\n  {NOT_RUN}"
+        ours = "the course's answer" + ("" if self.stand_in_name == "ours" else f": {self.stand_in_name}")
         if goes_on and self.stand_in is not None:
-            name = "" if self.stand_in_name == "ours" else f": {self.stand_in_name}"
-            text += f"\n  the cells below use the course's answer{name}"
+            text += f"\n  the cells below use {ours}"
         notebook.show(text, result)
         notebook.grade(result)
         if not goes_on:
@@ -153,7 +153,7 @@ class Exercise:
         if self.stand_in is None:
             self.used = ""
             return None
-        self.used = f"stand-in: {self.stand_in_name}"
+        self.used = ours
         self._handed_out.append(self.stand_in())
         return self._handed_out[-1]
 

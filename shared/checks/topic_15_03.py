@@ -45,7 +45,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
     mini_module = derived(trial, answer, "MiniModule")
 
     # a module to the answer and to nn.Module, whose name in an error is that of a class of the notebook
-    Child = type("Child", (mini_module, nn.Module), {"__module__": "__main__"})
+    Child = type("SomeModule", (mini_module, nn.Module), {"__module__": "__main__"})
     old = {"_parameters": nn.Parameter(torch.randn(2)), "_buffers": torch.randn(3), "_modules": Child()}
     new = {
         "a parameter": UninitializedParameter(),
@@ -55,6 +55,7 @@ def careful_module(trial: Trial, answer: Any) -> None:
         "zero": 0,
     }
     texts = {id(value): text for text, value in new.items()}
+    called = {"fc": "the name", "fc2": "another name"}
 
     def made(base, place, value):
         """A module that has the name fc in this place, and a property `rate` that stores its value as fc."""
@@ -74,8 +75,8 @@ def careful_module(trial: Trial, answer: Any) -> None:
     def look(module):
         found = {}
         for place in ("__dict__", *old):
-            entries = [(name, value) for name, value in getattr(module, place).items() if name in ("fc", "fc2")]
-            found[f"in {place}"] = [f"{name}: {texts.get(id(value), 'old value')}" for name, value in entries]
+            entries = [(name, value) for name, value in getattr(module, place).items() if name in called]
+            found[f"in {place}"] = [f"{called[name]}: {texts.get(id(value), 'old value')}" for name, value in entries]
         return found
 
     for text, demands in _GRID.items():

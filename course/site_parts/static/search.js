@@ -15,16 +15,19 @@ function showSections(query) {
   const telling = given.filter((word) => !IGNORED.has(word));
   const words = telling.length ? telling : given;
   const phrase = given.join(" ");
-  const found = SECTIONS.map((section) => ({ ...section, score: score(section, words, phrase) }))
-    .filter((section) => section.score > 0)
-    .sort((one, other) => other.score - one.score)
+  const scored = SECTIONS.map((section) => ({ ...section, ...score(section, words, phrase) }));
+  const most = Math.max(...scored.map((section) => section.has)); // of the words
+  const found = scored
+    .filter((section) => section.has === most && most > 0)
+    .sort((one, other) => other.points - one.points)
     .slice(0, 40);
 
   const output = document.getElementById("search-results");
   const count = found.length === 1 ? "One section has it." : `${found.length} sections have it, the best first.`;
-  const nowhere = words.filter((word) => !SECTIONS.some((section) => score(section, [word], word)));
+  const nowhere = words.filter((word) => !SECTIONS.some((section) => score(section, [word], word).has));
   const none = `No section has ${nowhere.map((word) => `“${word}”`).join(" or ") || "all of these words"}.`;
-  output.replaceChildren(element("p", words.length && found.length ? count : none));
+  const others = found.length ? " These have most of the words:" : "";
+  output.replaceChildren(element("p", most === words.length && most > 0 ? count : none + others));
   const list = output.appendChild(element("ul", "", "search"));
   for (const section of found) {
     const item = list.appendChild(element("li", ""));
@@ -34,18 +37,19 @@ function showSections(query) {
   }
 }
 
-/* 0 if a word is missing. Titles and terms of the glossary come first, and what has several words as they were given. */
+/* How many of the words a section has, and what that is worth: titles and terms of the glossary come first, and what has
+   several words as they were given. */
 function score(section, words, phrase) {
-  let points = 0;
+  let [has, points] = [0, 0];
   for (const word of words) {
     const inTitle = section.title.match(beginning(word))?.length ?? 0;
     const inText = section.text.match(beginning(word))?.length ?? 0;
-    if (!inTitle && !inText) return 0;
+    if (inTitle || inText) has += 1;
     points += 10 * inTitle + Math.min(inText, 5);
   }
   if (phrase.includes(" ")) points += 10 * [section.title, section.text].filter((text) => text.match(beginning(phrase))).length;
   const comesLast = section.page.endsWith("_solutions") || section.page === "INSTRUCTOR_GUIDE" || COME_LAST.includes(section.title);
-  return comesLast ? points / 100 : points;
+  return { has, points: comesLast ? points / 100 : points };
 }
 
 /* Finds a word, or what begins with it, also behind an underscore: "reduce" in all_reduce, "ring" not in during. */
