@@ -47,7 +47,7 @@ def refresh(text: str, parts: dict[str, str], source: str = SOURCE) -> str:
 def _topic_row(topic: Topic) -> tuple[str, ...]:
     title = f"[{topic.title}]({topic.file})" if topic.path.exists() else topic.title
     title += " (draft)" if topic.is_draft else ""
-    requires = ", ".join(topic.prerequisites) or "nothing"
+    requires = ", ".join(topic.prerequisites)
     return topic.number, title, topic.key_content, topic.dataset, topic.time, topic.category, requires
 
 

@@ -126,6 +126,7 @@ def test_only_a_bare_notimplementederror_is_a_stub(capsys):
     assert capsys.readouterr().out.count("not attempted yet") == 2
     assert notebook.REMEMBERED[doubling.number] == 0
     assert tripling(stub) is None
+    assert "course's answer" not in capsys.readouterr().out, "there is none"
     with pytest.raises(CheckFailed, match="Could not run"):
         doubling(torchs_own)
     with pytest.raises(CheckFailed, match="still raises NotImplementedError"):

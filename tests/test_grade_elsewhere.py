@@ -113,7 +113,8 @@ def test_the_newest_of_several_notebooks_is_graded_in_time_and_what_is_wrong_wit
     monkeypatch.setattr(gradescope, "grade", lambda one, **options: given.update(options) or graded)
     if os.name != "nt":
         (tmp_path / "link.ipynb").symlink_to(editions()[TOPIC])  # the newest, with all solutions
-    (tmp_path / ".ipynb_checkpoints").mkdir()
+    for folder in (".ipynb_checkpoints", "folder.ipynb"):
+        (tmp_path / folder).mkdir()
     for age, name in enumerate(["b.ipynb", "a.ipynb", "c.ipynb", ".ipynb_checkpoints/a-checkpoint.ipynb"]):
         if name != "c.ipynb":
             (tmp_path / name).write_bytes(as_file(notebook(TOPIC)))

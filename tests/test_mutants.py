@@ -5,13 +5,11 @@ That the kept results of a topic are those of its checks, and as many, is held b
 
 import argparse
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from course import grading, mutate, skeleton
 from course.exercise_form import MarkerError
-from course.grading import Graded, GradedExercise
 from course.mutants import mutants
 from course.submission import Submission
 
@@ -104,7 +102,7 @@ def notebook(tmp_path, monkeypatch):
     skeleton.skeleton.cache_clear()
 
 
-def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook, monkeypatch, tmp_path):
+def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook):
     def digest(**changes):
         notebook(**changes)
         return mutate.digest("15-01", *skeleton.skeleton("15-01").tasks)
@@ -119,19 +117,6 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(notebook, mo
         {"ex_double_check": "check.double(lambda x: double(x))"},
     ):
         assert digest(**change) != first
-
-    monkeypatch.setattr(mutate, "ROOT", tmp_path)
-    checks = tmp_path / "shared" / "checks" / "topic.py"
-    checks.parent.mkdir(parents=True)
-    digests = []
-    for wanted, other in ((4, 1), (4, 2), (5, 1)):
-        checks.write_text(
-            f"WANTED = {wanted}\ndef double(trial, answer):\n    trial.equal('two', answer(2), WANTED)\n"
-            f"def other(trial, answer):\n    return {other}\n",
-            encoding="utf-8",
-        )
-        digests.append(digest(setup="from shared.checks import topic as check"))
-    assert digests[0] == digests[1] != digests[2], "the exercise's own check, and no other of the topic"
 
 
 @pytest.fixture
@@ -210,15 +195,6 @@ def test_what_cannot_be_tried_is_named(command):
     assert (status, "Mend it or delete it" in said) == (1, True)
 
 
-@pytest.mark.parametrize(("seconds", "limit"), [(1, 10), (4, 20)])
-def test_a_mutant_has_five_times_the_seconds_of_the_answer_and_ten_at_least(notebook, monkeypatch, seconds, limit):
-    limits, graded = [], Graded("15-01", (GradedExercise("15-01.1", "Double", 10),))
-    monkeypatch.setattr(grading, "grade", lambda submission, **options: limits.append(options["seconds"]) or graded)
-    monkeypatch.setattr(mutate, "time", SimpleNamespace(monotonic=lambda: seconds * len(limits)))
-    mutate.run("15-01", *skeleton.skeleton("15-01").tasks)
-    assert limits == [600, limit, limit, limit]
-
-
 # ---------------------------------------------------------------- one answer, graded
 
 JUDGED = SETUP.replace("demands=1", "demands=4").replace(
@@ -264,12 +240,7 @@ BROKEN = SETUP.replace("double=double", "double=exercise('1', 'A', points=9, dem
 @pytest.mark.parametrize(
     ("setup", "answer", "status", "reason"),
     [
-        (
-            SETUP,
-            "double = lambda x: sum(range(10**13))",
-            "stopped",
-            "the check of the answer: it took more than 4.75 s",
-        ),
+        (SETUP, "double = lambda x: sum(range(10**13))", "stopped", "the check of the answer: it took more"),
         (SETUP, REPLACING, "refused", f"it has replaced {REPLACED}"),
         (SETUP, "double = lambda x: helper(x)", "refused", "it imports the course's checks"),
         (BROKEN, "double = 1", "check broken", "the check itself failed, which says nothing about your answer"),

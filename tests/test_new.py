@@ -1,13 +1,12 @@
 """`python -m course new`: what it makes passes lint, what it must not touch stays as it was."""
 
-import argparse
 import re
 import shutil
 
 import nbformat
 import pytest
 
-from course import lint, new
+from course import lint
 from course.environment import ROOT
 from course.new import NewError, create
 from course.syllabus import SyllabusError, load
@@ -91,17 +90,3 @@ def test_refused_without_a_trace(syllabus_file, wish, message):
     with pytest.raises((NewError, SyllabusError), match=re.escape(message)):
         create(*wish, syllabus_file)
     assert state(folder) == before
-
-
-def test_the_command_makes_a_capstone_too(syllabus_file, monkeypatch, capsys):
-    parser = argparse.ArgumentParser()
-    new.add_arguments(parser)
-    monkeypatch.setattr(new, "create", lambda *wish: create(*wish, syllabus_file))
-    assert new.main(parser.parse_args(["15-91", "One", "--template", "capstone"])) == 0
-    out = capsys.readouterr().out
-    assert "15-91_one.ipynb" in out
-    assert "Fill in key_content, helps_when, owns, description in its row of syllabus.toml." in out
-    assert load(syllabus_file).topics["15-91"].category == "E — Capstone/Integration"
-    assert complaints(syllabus_file) == []
-    assert new.main(parser.parse_args(["15-1", "Title", "--template", "algorithm"])) == 1
-    assert 'the number must look like "15-01"' in capsys.readouterr().err

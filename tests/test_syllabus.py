@@ -61,12 +61,9 @@ DAMAGE = [
     (ROW_3, f'{ROW_3}\nstatus = "done"', "topic 15-03: status is 'done'"),
     ('references = ["16-03"]', 'references = ["16.03"]', "15-07: names '16.03', which is no topic"),
     ('prerequisites = ["15-05", "5-07"]', 'prerequisites = ["15-25"]', "15-06: names '15-25', which is no topic"),
-    (
-        'prerequisites = ["5-07"]',
-        'prerequisites = ["15-10"]',
-        "names '15-10', which is no topic; prerequisites stand above",
-    ),
+    ('prerequisites = ["5-07"]', 'prerequisites = ["15-10"]', "no topic; prerequisites stand above"),
     ("[module]", "[modul]", "needs the table [module]"),
+    ('repository = ""', 'repository = "example.org/course"', "[module]: repository"),
 ]
 
 
