@@ -257,6 +257,7 @@ def test_what_was_graded_is_kept_and_what_has_changed_is_graded_anew(tmp_path, h
     assert [rows[student]["15-03.1"]["status"] for student in ("ada", "eva")] == ["not handed in", "unreadable"]
     again = re.findall(r"^\d/2  (\w+)", here(source)[1], re.MULTILINE)
     assert sorted(again) == ["cy", "dora"], "what was no verdict"
+    assert rows_of(output) == rows, "with what was kept"
     assert (output / "seed.txt").read_text() == seed
     next((output / ".graded").iterdir()).write_text("")  # by a machine that was switched off
     assert "3/3" in here(source)[1]
