@@ -95,7 +95,8 @@ def notebook(tmp_path, monkeypatch):
         paths[-1].write_text(json.dumps({"cells": document}), encoding="utf-8")
         skeleton.skeleton.cache_clear()
 
-    monkeypatch.setattr(skeleton, "editions", lambda: {"15-01": paths[-1]})
+    for module in (skeleton, mutate):
+        monkeypatch.setattr(module, "editions", lambda: {"15-01": paths[-1]})
     monkeypatch.setattr(mutate, "KEPT", tmp_path)
     write()
     yield write
@@ -127,7 +128,7 @@ def command(notebook, capsys):
 
     def run(*arguments, **changes):
         notebook(**changes)
-        status = mutate.main(parser.parse_args([*(arguments or ["15-1"])]))
+        status = mutate.main(parser.parse_args([*arguments]))
         return status, "".join(capsys.readouterr())
 
     return run
