@@ -78,6 +78,8 @@ def test_the_autograder_grades_as_gradescope_runs_it(tmp_path):
     with zipfile.ZipFile(tmp_path / "dist" / f"gradescope-{TOPIC}.zip") as archive:
         archive.extractall(root / "source")
     assert [path.name for path in root.glob("source/module*/*.ipynb")] == [NAME]
+    for needed in ("course/grading.py", "shared/checks/topic_15_07.py", "datasets/sample", "constraints.txt"):
+        assert (root / "source" / needed).exists(), "what runs here could be this machine's own"
     (root / "submission").mkdir()
     (root / "submission" / "my own name.ipynb").write_bytes(as_file(notebook(TOPIC, {CELL: RIGHT})))
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_TORCH_INDEX")}
