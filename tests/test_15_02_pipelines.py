@@ -42,15 +42,6 @@ def test_whole_batches_are_those_of_single_items(lesson):
         assert torch.equal(y, v)
 
 
-def test_the_walk_finds_the_piece_that_a_search_finds(lesson):
-    dice = random.Random(0)
-    weights = [dice.choice([0.0, 1.0, 2.5, 0.125]) for _ in range(40)] + [1.0]
-    ends = torch.tensor(weights, dtype=torch.float64).cumsum(0)
-    for _ in range(500):
-        dart = dice.choice([dice.uniform(0, float(ends[-1]) * 0.999), float(dice.choice(ends[:-1].tolist()))])
-        assert lesson.draw_by_walking(weights, dart) == int(torch.searchsorted(ends, dart, right=True))
-
-
 def test_a_shard_is_read_as_it_was_written_in_little_memory_and_if_it_is_damaged_named(lesson, tmp_path):
     paths = lesson.write_shards(tmp_path, [3, 0, 60, 600])
     lesson.write_manifests(paths)

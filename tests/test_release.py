@@ -83,9 +83,6 @@ def cells(content):
     return nbformat.reads(content.decode(), as_version=4).cells
 
 
-# what is in them ----------------------------------------------------------------------------------------------------
-
-
 def test_students_get_their_notebooks_and_instructors_all_that_is_committed(released, bundle, wheel_name):
     folder, said = released
     notebooks = {topic.file for topic in BOOK.topics.values() if not topic.is_draft}
@@ -123,9 +120,6 @@ def test_the_same_commit_gives_the_same_bytes_and_programs_stay_programs(monkeyp
     assert modes == {"a/.ci/run": "0o100755", "a/Makefile": "0o100644"}
     *to_the_minute, seconds = COMMIT.moment.timetuple()[:6]
     assert dates == {(*to_the_minute, seconds // 2 * 2)}  # a zip keeps every other second
-
-
-# no solutions -------------------------------------------------------------------------------------------------------
 
 
 def read(name, content):
@@ -204,9 +198,6 @@ def test_what_shared_imports_is_what_the_students_install(bundle, in_wheel):
     assert last.removeprefix("./") in bundle
 
 
-# the address and the page ------------------------------------------------------------------------------------------
-
-
 def test_every_link_leads_to_a_file_of_the_bundle_and_lessons_link_to_all_that_is_there(bundle):
     texts = {"README.md": bundle["README.md"].decode()}
     for name in bundle:
@@ -237,9 +228,6 @@ def test_the_address_is_that_of_the_syllabus_or_not_missed(address):
         assert "make lab" not in text
         (first,) = (cell.source for cell in cells(bundle[name]) if "find_spec" in cell.source[:400])
         assert f"(get it {f'from {address}' if address else 'where you got this notebook'})" in first
-
-
-# where the repository isn't -----------------------------------------------------------------------------------------
 
 
 def run(python, code, folder):
@@ -336,9 +324,6 @@ def test_the_first_lines_install_the_course_once(monkeypatch, tmp_path, capsys, 
         exec(lines, {})
     assert installed == [expected]
     assert capsys.readouterr().out.startswith(f"Installing {expected}")
-
-
-# only what is committed ---------------------------------------------------------------------------------------------
 
 
 def git(folder, *arguments):
