@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
         if "--no-browser" not in args.extra:
             webbrowser.open(address)
         return 0
-    say("JupyterLab starts. Ctrl+C here ends it. Its address, in case no browser opens:")
+    say("JupyterLab starts. Ctrl+C here, twice, ends it. Its address, in case no browser opens:")
     command = [
         sys.executable, "-m", "jupyterlab", "--log-level=ERROR", "--LabApp.log_level=ERROR",
         f"--ServerApp.root_dir={page.parent}", f"--LabApp.default_url=/lab/tree/{page.name}", *args.extra,
