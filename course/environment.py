@@ -34,7 +34,7 @@ REQUIREMENTS, TOOLS = "requirements.txt", "requirements-dev.txt"
 NEED_TOOLS = {"run", "test", "lint"}  # `run` for the peers that optional sections are held against
 CAN_EXEC = os.name == "posix"  # Windows has an exec that returns to the shell at once
 TELL_EVERY = 10.0  # seconds between two lines on how far pip is
-UNPACKING = ": one to three minutes, without another line"
+UNPACKING = ": one to three minutes, without another line"  # what the line on installing ends with
 PIP_LIMIT = 3 * 3600  # seconds; pip itself gives up much earlier on a connection that stalls
 
 PIP_ADVICE = """pip failed; what it said is above. Likely causes:

@@ -18,7 +18,7 @@ def share_of_cores(at_once: int) -> dict[str, str]:
     """Environment variables that let each of `at_once` PyTorch processes get on beside the others.
 
     Without them each takes all cores, and its threads spin while they wait for each other, which keeps the others from
-    the cores. On two cores 15-03 took 60 s alone, beside another PyTorch program 90 s if both wait passively, and else
+    the cores. On two cores 15-03 took 63 s alone, beside another PyTorch program 91 s if both wait passively, and else
     it wasn't through after 240 s. What the user has set stays.
     """
     settings = {"OMP_WAIT_POLICY": "PASSIVE"}
