@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from course.lesson_code import definitions
-from shared.histories import FOLDER, Tape, layout, play_back, read_history
+from shared.histories import FOLDER, read_history
+from shared.lessons.topic_15_07.recordings import Tape, layout, play_back
 from shared.lessons.topic_15_07.simulated_gpu import SimulatedDriver, load, snapshot
 
 CELLS = "segment-size block whole recorder record-steps dry-run schedule streams"

@@ -24,6 +24,7 @@ from PIL import Image
 from course.environment import ROOT
 from course.execution import execute_blocking
 from course.rules import Cell, outputs
+from shared.lessons.topic_15_03.drawings import key_map, module_tree
 from shared.plotting import (
     COLOURS,
     CYCLE,
@@ -32,8 +33,6 @@ from shared.plotting import (
     bars,
     curves,
     image_grid,
-    key_map,
-    module_tree,
     show,
     show_steps,
     use_course_style,

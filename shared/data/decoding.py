@@ -63,24 +63,6 @@ def sample_paths(facts: Facts, split: str) -> tuple[Path, Path]:
     return tuple(facts.sample_folder / f"{facts.key}_{split}_{end}" for end in ("images.webp", "labels.npy"))
 
 
-def write_sample(facts: Facts, split: str, sample: Split, *, columns: int = 100, effort: int = 100) -> None:
-    """Write one split: a lossless picture with one band of images a class, and the labels.
-
-    Sorted by class, neighbours look alike, which makes the file smaller and the picture worth looking at.
-
-    Args:
-        columns: images side by side; must divide the number of images.
-        effort: 0 (fast) to 100 (smallest file).
-    """
-    path, labels_path = sample_paths(facts, split)
-    height, width, *channels = facts.image_shape
-    tiles = sample.images[np.argsort(sample.labels, kind="stable")].reshape(-1, columns, height, width, *channels)
-    grid = tiles.swapaxes(1, 2).reshape(-1, columns * width, *channels)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid).save(path, "WEBP", lossless=True, method=6 if effort > 50 else 0, quality=effort)
-    np.save(labels_path, sample.labels)
-
-
 def _read(facts: Facts, part: SplitFacts, place: Path, names: Sequence[str]) -> Split:
     """Read a split from the files `names`, images first, of a folder or an archive. Raises DamagedFile."""
     if place.is_file():
