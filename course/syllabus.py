@@ -97,7 +97,10 @@ class Syllabus:
 def load(path: Path | None = None) -> Syllabus:
     """Read and validate a syllabus, by default SYLLABUS_FILE. Raises SyllabusError."""
     path = (path or SYLLABUS_FILE).resolve()
-    return parse(path.read_text(encoding="utf-8"), path)
+    try:
+        return parse(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise SyllabusError(f"{path.name}: not UTF-8 text (byte {error.start})") from None
 
 
 def parse(text: str, path: Path) -> Syllabus:

@@ -64,6 +64,7 @@ DAMAGE = [
     ('prerequisites = ["5-07"]', 'prerequisites = ["15-10"]', "no topic; prerequisites stand above"),
     ("[module]", "[modul]", "needs the table [module]"),
     ('repository = ""', 'repository = "example.org/course"', "[module]: repository"),
+    ("[module]", "\udcff[module]", "not UTF-8 text"),
 ]
 
 
@@ -71,7 +72,7 @@ DAMAGE = [
 def test_damage_is_named(tmp_path, old, new, message):
     assert old in TEXT
     path = tmp_path / "syllabus.toml"
-    path.write_text(TEXT.replace(old, new, 1), encoding="utf-8")
+    path.write_text(TEXT.replace(old, new, 1), encoding="utf-8", errors="surrogateescape")
     with pytest.raises(SyllabusError, match=re.escape(message)) as caught:
         load(path)
     assert "syllabus.toml" in str(caught.value)
