@@ -1,8 +1,10 @@
 """Whose notebook a file is, on which topic, and what in it is the student's; nothing is executed here."""
 
+import calendar
 import io
 import os
 import sys
+import time
 import zipfile
 
 import pytest
@@ -248,6 +250,15 @@ def test_the_newest_that_can_be_read_counts(tmp_path, is_zip):
     assert student.submissions[TOPIC].answers[CELL] == SOLVED
     assert student.submissions[TOPIC].notes[-1] == f"{name}/a.ipynb is the newest file on {TOPIC}, and counts."
     assert [(one.where, one.topic) for one in student.unreadable] == [(f"{name}/c {NAME}", TOPIC)]
+
+
+def test_files_are_dated_by_the_clock_of_zips_which_is_the_local_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "localtime", lambda seconds: time.gmtime(seconds + 9 * 3600))  # as in Tokyo
+    write(tmp_path, {"Ada/new.ipynb": None})
+    os.utime(tmp_path / "Ada/new.ipynb", (calendar.timegm((2026, 6, 1, 4, 0, 0)),) * 2)  # 13:00 there
+    with zipfile.ZipFile(tmp_path / "Ada" / "old.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("old.ipynb", (2026, 6, 1, 12, 0, 0)), ANSWERED)
+    assert collect(tmp_path)["Ada"].submissions[TOPIC].notes[-1].startswith("Ada/new.ipynb is the newest")
 
 
 def test_names_in_a_zip_file_are_the_same_in_all_their_forms(tmp_path):

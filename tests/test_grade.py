@@ -124,6 +124,7 @@ CASES = {
     "edits the check": (
         changed(lambda made: made["cells"][place(made, f"{CELL}-check")].update(source="print('passed')"), FALSE),
         0, "failed", "parameters"),
+    "scribbles": (changed(lambda made: made["cells"].insert(9, code("nonlocal x"))), 15, "passed", ""),
     "helps": (changed(lambda made: made["cells"].insert(9, HELPER), HELPED), 15, "passed", ""),
     "changes the set-up": (
         changed(lambda made: made["cells"][place(made, "setup")].update(source="import bisect as b\nmath = 1"),

@@ -24,7 +24,6 @@ from PIL import Image
 from course.environment import ROOT
 from course.execution import execute_blocking
 from course.rules import Cell, outputs
-from shared.lessons.topic_15_03.drawings import key_map, module_tree
 from shared.plotting import (
     COLOURS,
     CYCLE,
@@ -237,20 +236,3 @@ def test_curves_and_bars_label_what_they_draw():
     assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
     assert [bar.get_width() for bar in right.patches] == [1.0, 2.5]
     assert right.yaxis_inverted(), "the first bar is on top"
-
-
-def test_a_tree_has_a_box_for_each_module_and_tensor():
-    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False))
-    ax = module_tree(torch.nn.ModuleDict({"a": inner}), "tree")
-    texts = [text.get_text() for text in ax.texts if text.get_text()]
-    modules = ["(root)\nModuleDict", "a\nSequential", "0\nLinear", "1\nBatchNorm1d"]
-    tensors = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    assert sorted(texts) == sorted(modules + tensors)
-
-
-def test_a_map_has_a_line_from_each_old_key_to_the_new_one():
-    ax = key_map(["a", "b", "c"], {"ab": ["a", "b"], "d": ["c"]}, "map")
-    height = {text.get_text(): text.get_position()[1] for text in ax.texts}
-    lines = [tuple(line.get_ydata()) for line in ax.lines]
-    assert lines == [(height[old], height[new]) for old, new in (("a", "ab"), ("b", "ab"), ("c", "d"))]
-    assert height["a"] > height["ab"] > height["b"] > height["c"] == height["d"]
