@@ -38,9 +38,8 @@ from course.confined import interrupted
 from course.files import NotWritableError, require_writable, write_whole
 from course.grading import ABSENT, BROKEN, UNREADABLE, Graded, GradedExercise, absent, grade, prepare
 from course.lesson_code import TargetError
-from course.processes import asked_to_end
+from course.processes import asked_to_end, positive
 from course.release import ReleaseError
-from course.settings import positive
 from course.skeleton import edition, editions
 from course.submission import Submission
 from course.syllabus import SyllabusError

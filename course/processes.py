@@ -1,7 +1,8 @@
-"""Starting other programs: their share of the cores, their exit status, and being asked to end."""
+"""Starting other programs: how many, their share of the cores, their exit status, and being asked to end."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -12,6 +13,13 @@ from collections.abc import Iterator
 from course.environment import ROOT, end_of
 
 PATIENCE = 15.0  # seconds that a program has to end when it is asked to
+
+
+def positive(text: str) -> int:
+    """The `type` of an option such as --jobs or --timeout: a whole number above zero."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
 
 
 def share_of_cores(at_once: int) -> dict[str, str]:

@@ -29,9 +29,8 @@ from course import syllabus
 from course.environment import ROOT
 from course.execution import NotebookError, Progress, execute_blocking, read_notebook, write_notebook
 from course.files import NotWritableError, require_writable
-from course.processes import asked_to_end, share_of_cores
+from course.processes import asked_to_end, positive, share_of_cores
 from course.selection import Selected, SelectionError, select
-from course.settings import positive
 
 STYLES = {"passed": "green", "failed": "bold red", "interrupted": "yellow"}
 COPIES = ROOT / "executed"
