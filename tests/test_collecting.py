@@ -34,14 +34,15 @@ def test_without_ids_the_files_name_says_the_topic_and_definitions_which_cell_it
     made = notebook(TOPIC, {CELL: SOLVED})
     judged = "check.fixed_bytes.skip()\nfixed_bytes = check.fixed_bytes(fixed_bytes)"
     made["cells"][place(made, f"{CELL}-check")]["source"] = judged
+    made["cells"].append(code("def fixed_bytes_plot(): ..."))  # no answer
     for cell in made["cells"]:
         cell["metadata"] = None
-        del cell["id"]
+        cell.pop("id", None)
     for name in (NAME, "2026-11-28 Übung 15-7 final(2).ipynb"):
         found = read_submission(as_file(made), name)
         assert found.topic == TOPIC
         assert list(found.answers) == [task.cell for task in skeleton(TOPIC).tasks]
-        assert (found.answers[CELL], found.others) == (SOLVED, (judged,))
+        assert (found.answers[CELL], found.others) == (SOLVED, (judged, "def fixed_bytes_plot(): ..."))
         assert "15-07.1: cell" in found.notes[0]
     with pytest.raises(UnreadableError, match="another notebook"):
         read_submission(as_file(made), "final.ipynb")

@@ -135,14 +135,15 @@ time.sleep(0.5)
 def test_nothing_goes_on_when_we_are_killed(is_sealed):
     source = f"""
 from test_confined import *
-with Confined(run, ("tell(0); import time; time.sleep(600)",), LIMITS, is_sealed={is_sealed}) as process:
+work = "import os, time; tell(os.environ['COURSE_DATA']); time.sleep(600)"
+with Confined(run, (work,), LIMITS, is_sealed={is_sealed}) as process:
     print(process.hear(confined.START_SECONDS), flush=True)
     process.hear(600)
 """
     command, tests = [sys.executable, "-c", source], Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": str(tests.parent)}
+    env = {**os.environ, "PYTHONPATH": str(tests.parent), "COURSE_DATA": "full"}
     with subprocess.Popen(command, cwd=tests, env=env, stdout=subprocess.PIPE) as ours:
-        assert ours.stdout.readline() == b"0\n"
+        assert ours.stdout.readline() == b"sample\n", "whatever is set here"
         family = psutil.Process(ours.pid).children(recursive=True)
         ours.kill()
     assert len(family) > 3

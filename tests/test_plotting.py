@@ -207,7 +207,7 @@ def test_colours_that_meet_differ_in_greyscale_and_so_for_every_vision():
 
 
 def test_image_grid_shows_every_image_in_order_on_the_whole_scale():
-    images = torch.arange(-3.0, 8.0).reshape(11, 1, 1, 1).expand(11, 1, 4, 4)
+    images = torch.arange(-3.0, 8.0, requires_grad=True).reshape(11, 1, 1, 1).expand(11, 1, 4, 4)
     figure = image_grid(images, [str(i) for i in range(11)], columns=4, title="eleven")
     shown = [ax for ax in figure.axes if ax.images]
     assert [ax.get_title() for ax in shown] == [str(i) for i in range(11)]

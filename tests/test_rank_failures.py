@@ -64,8 +64,9 @@ def test_where_each_rank_stands():
 
 
 def test_a_recursion_is_shown_in_short():
-    failure = Failure("raised", "raised RecursionError", 1.0, [MINE] * 1000)
-    assert len(str(failed([Standing(0, "failed", failure)])).splitlines()) == 17
+    frames = [(MINE[0], line, "step") for line in range(1000)]
+    lines = str(failed([Standing(0, "failed", Failure("raised", "raised RecursionError", 1.0, frames))])).splitlines()
+    assert (len(lines), lines[-1]) == (17, "  in step, line 999 of work.py")
 
 
 def test_jupyter_shows_the_message_and_no_frames_of_the_launcher(capsys):

@@ -127,7 +127,8 @@ def test_what_is_not_the_expected_failure_fails():
 # ---------------------------------------------------------------- kept back
 
 
-def test_quiet_collects_warnings_and_keeps_back_lines_until_the_block_ends(capsys):
+def test_quiet_collects_warnings_and_keeps_back_lines_until_the_block_ends(capsys, monkeypatch):
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # as in another quiet block
     stream, filters, level = sys.stderr, list(warnings.filters), logging.root.manager.disable
     with contextlib.suppress(KeyError), quiet() as caught:
         for _ in range(2):  # repeated ones count, too
