@@ -6,12 +6,14 @@ import os
 import sys
 import time
 import zipfile
+from unittest.mock import Mock
 
 import pytest
 from handed_in import as_file, code, notebook, place, solutions
 
 from course import collecting, renewing, start_page
 from course.collecting import collect
+from course.lesson_code import TargetError
 from course.skeleton import editions, skeleton
 from course.submission import UnreadableError, read_submission
 
@@ -260,6 +262,13 @@ def test_files_are_dated_by_the_clock_of_zips_which_is_the_local_one(tmp_path, m
     with zipfile.ZipFile(tmp_path / "Ada" / "old.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo("old.ipynb", (2026, 6, 1, 12, 0, 0)), ANSWERED)
     assert collect(tmp_path)["Ada"].submissions[TOPIC].notes[-1].startswith("Ada/new.ipynb is the newest")
+
+
+def test_a_fault_of_the_course_is_no_students(tmp_path, monkeypatch):
+    write(tmp_path, {"Ada/a.ipynb": None})
+    monkeypatch.setattr(collecting, "read_submission", Mock(side_effect=TargetError))
+    with pytest.raises(TargetError):
+        collect(tmp_path)
 
 
 def test_names_in_a_zip_file_are_the_same_in_all_their_forms(tmp_path):

@@ -236,3 +236,4 @@ def test_curves_and_bars_label_what_they_draw():
     assert [t.get_text() for t in right.texts] == ["1.0", "2.5"]
     assert [bar.get_width() for bar in right.patches] == [1.0, 2.5]
     assert right.yaxis_inverted(), "the first bar is on top"
+    assert len(bars(plt.figure().subplots(), dict(zip("abcdefgh", range(8), strict=True))).patches) == 8, "or more"

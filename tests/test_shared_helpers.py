@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import os
 import random
 import sys
 import time
@@ -139,3 +140,11 @@ def test_quiet_collects_warnings_and_keeps_back_lines_until_the_block_ends(capsy
     assert [(w.category, str(w.message)) for w in caught] == [(FutureWarning, "old")] * 2
     assert capsys.readouterr().err == ""
     assert (sys.stderr, list(warnings.filters), logging.root.manager.disable) == (stream, filters, level)
+
+
+def test_the_hurried_compiler_has_a_cache_of_its_own():
+    from shared.quick_compiler import quick_compiler  # which takes Inductor along
+
+    with quick_compiler():
+        assert os.listdir(inside := os.environ["TORCHINDUCTOR_CACHE_DIR"]) == []
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") != inside
