@@ -341,8 +341,9 @@ def _rank_main(link: Connection, folder: str, rank: int, size: int, backend: str
     try:
         fn, args, environment = cloudpickle.loads((here / "call").read_bytes())
         _prepare(environment, rank, size)
+        store = _meet(here, rank, size)
         link.send("running")
-        _make_group(here, rank, size, backend, group_timeout)
+        _make_group(store, rank, size, backend, group_timeout)
         outcome, word = fn(*args), "returned"
         try:
             data = cloudpickle.dumps(outcome)
@@ -405,12 +406,19 @@ def _prepare(environment: dict[str, str], rank: int, size: int) -> None:
     warnings.filterwarnings("ignore", two, FutureWarning)
 
 
-def _make_group(folder: Path, rank: int, size: int, backend: str, timeout: float) -> None:
+def _meet(folder: Path, rank: int, size: int) -> dist.Store:
+    """Wait for all ranks: what a late one had to import and to unpack is no time that others wait in a collective."""
+    store = dist.FileStore(str(folder / "store"), size)
+    store.set(f"here {rank}", "")
+    store.wait([f"here {number}" for number in range(size)], timedelta(seconds=_START_LIMIT))
+    return store
+
+
+def _make_group(store: dist.Store, rank: int, size: int, backend: str, timeout: float) -> None:
     options = {}
     if "nccl" in backend:
         torch.cuda.set_device(rank)
         options["device_id"] = torch.device("cuda", rank)  # the communicator is made now, not at first use
-    store = dist.FileStore(str(folder / "store"), size)
     store.set_timeout(timedelta(seconds=timeout))
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **options
