@@ -307,7 +307,7 @@ def test_selection(tmp_path, monkeypatch):
     for name in (own.name, str(tmp_path)):
         (selected,) = select([name], book)
         assert (selected.topic, selected.path, selected.title) == (None, own.resolve(), own.stem)
-    for name in ("99", "16-01", "nothing", str(ROOT / "README.md"), str(ROOT / "course")):
+    for name in ("99", "16-01", "nothing", str(ROOT / "README.md"), str(ROOT / "shared")):
         with pytest.raises(SelectionError):
             select([name], book)
 
